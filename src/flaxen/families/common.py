@@ -1,0 +1,102 @@
+"""What most decoders share: each piece is a default that a family overrides by passing another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from flaxen.attention import Mask
+from flaxen.layers.attention import Attention, attention
+from flaxen.layers.block import Block
+from flaxen.layers.linear import embedding, linear
+from flaxen.layers.mlp import GatedMLP, gated_mlp
+from flaxen.layers.norm import RMSNorm, rms_norm
+from flaxen.layers.rope import Rope, rope
+from flaxen.models.decoder import Decoder
+
+LLAMA = {
+    "layers": "model.layers",
+    "embed_tokens": "model.embed_tokens",
+    "norm": "model.norm",
+    "pre_feedforward_layernorm": "post_attention_layernorm",
+}
+"""Our names that differ from Llama's; q_norm and the like are whole pieces, so `norm` does not touch them."""
+
+SANDWICH = {k: v for k, v in LLAMA.items() if k != "pre_feedforward_layernorm"}
+"""With norms before and after each sublayer, the checkpoint's names are ours."""
+
+
+def head_dim(c: Any) -> int:
+    return c.get("head_dim") or c.hidden_size // c.num_attention_heads
+
+
+def rms(c: Any) -> RMSNorm:
+    return rms_norm(c.rms_norm_eps, embed=c.hidden_size)
+
+
+def head_rms(c: Any) -> RMSNorm:
+    return rms_norm(c.rms_norm_eps, head_dim=head_dim(c))
+
+
+def rotary(c: Any, parameters: Any = None) -> Rope:
+    return rope(parameters or c.rope_parameters, head_dim(c), c.max_position_embeddings)
+
+
+def layer_mask(c: Any, i: int) -> Mask:
+    """Sliding where the config's layer types say so."""
+    types = c.get("layer_types")
+    sliding = types is not None and types[i] == "sliding_attention"
+    return Mask(window=(c.sliding_window or None) if sliding else None)
+
+
+def self_attn(c: Any, i: int, **slots: Any) -> Attention:
+    given = {
+        "bias": bool(c.get("attention_bias", False)),
+        "rope": slots.pop("rope", None) or rotary(c),
+        "mask": layer_mask(c, i),
+    }
+    return attention(
+        embed=c.hidden_size,
+        heads=c.num_attention_heads,
+        kv_heads=c.get("num_key_value_heads", c.num_attention_heads),
+        head_dim=head_dim(c),
+        **given | slots,
+    )
+
+
+def mlp(c: Any, act: str = "hidden_act") -> GatedMLP:
+    return gated_mlp(
+        c.hidden_size, c.intermediate_size, getattr(c, act), bias=bool(c.get("mlp_bias", False))
+    )
+
+
+def block(c: Any, i: int, attn: Callable[..., Any] = self_attn) -> Block:
+    return Block(
+        self_attn=attn(c, i),
+        mlp=mlp(c),
+        input_layernorm=rms(c),
+        pre_feedforward_layernorm=rms(c),
+    )
+
+
+def decoder(
+    c: Any,
+    block: Callable[[Any, int], Any] = block,
+    norm: Callable[[Any], Any] = rms,
+    scale: float = 1.0,
+    **slots: Any,
+) -> Decoder:
+    D, V = {"embed": c.hidden_size}, {"vocab": c.vocab_size}
+    return Decoder(
+        embed_tokens=embedding(**V, **D, scale=scale),
+        layers=[block(c, i) for i in range(c.num_hidden_layers)],
+        norm=norm(c),
+        lm_head=None if c.tie_word_embeddings else linear(D, V),
+        **slots,
+    )
+
+
+def with_attention(attn: Callable[..., Any]) -> Callable[[Any, int], Block]:
+    """Llama's block around another attention."""
+    return partial(block, attn=attn)

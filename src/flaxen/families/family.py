@@ -1,0 +1,83 @@
+"""What a family is, and reading a config so that no key is overlooked."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from flaxen.core.errors import ConfigError
+
+Names = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """`build(config)` gives the abstract model; `names` maps our path pieces to the checkpoint's."""
+
+    build: Callable[[Any], Any]
+    names: Names
+
+
+def family(families: dict[str, Family], model_type: str, names: Names) -> Callable[[Any], Any]:
+    """Decorator: the function builds this model type."""
+
+    def add(build: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        families[model_type] = Family(build, names)
+        return build
+
+    return add
+
+
+HARMLESS = frozenset(
+    """architectures attention_dropout bos_token_id chunk_size_feed_forward cross_attention_hidden_size decoder_start_token_id dtype
+    eos_token_id finetuning_task id2label initializer_range is_decoder is_encoder_decoder label2id max_position_embeddings model_type
+    name_or_path num_labels output_attentions output_hidden_states pad_token_id prefix pretraining_tp problem_type resid_pdrop return_dict
+    task_specific_params tie_encoder_decoder tokenizer_class torch_dtype torchscript transformers_version use_cache max_window_layers
+    use_sliding_window sliding_window_pattern rope_theta rope_scaling rope_local_base_freq quantization_config auto_map
+    sep_token_id unk_token_id embd_pdrop hidden_dropout""".split()
+)
+"""Keys that do not change the numbers of a forward pass, or whose meaning the config class has already put into other keys."""
+
+
+class Reading:
+    """A config that remembers which of its keys were read.
+
+    Raises:
+        ConfigError: when a family needs a key that the config lacks.
+    """
+
+    def __init__(self, config: Any):
+        self._config = config
+        self._read: set[str] = set()
+
+    def __getattr__(self, key: str) -> Any:
+        self._read.add(key)
+        try:
+            return getattr(self._config, key)
+        except AttributeError:
+            kind = getattr(self._config, "model_type", "?")
+            raise ConfigError(f"The config of this {kind} model lacks {key!r}.") from None
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """A key that not every config has, or whose None means the default."""
+        self._read.add(key)
+        value = getattr(self._config, key, None)
+        return default if value is None else value
+
+    def unread(self) -> dict[str, Any]:
+        """Keys that the family did not read although they differ from the class's defaults and may change the numbers."""
+        ours, defaults = self._config.to_dict(), type(self._config)().to_dict()
+        return {
+            key: value
+            for key, value in ours.items()
+            if key not in self._read
+            and key not in HARMLESS
+            and not key.startswith("_")
+            and value != defaults.get(key)
+        }
+
+    def unread_known(self) -> dict[str, Any]:
+        """Those unread keys that the config class itself declares: ignoring one would give wrong numbers."""
+        declared = type(self._config)().to_dict()
+        return {key: value for key, value in self.unread().items() if key in declared}

@@ -1,0 +1,91 @@
+"""Self-attention with grouped key and value heads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from flaxen.attention import Call, Mask, choose
+from flaxen.cache import Dense
+from flaxen.core.platform import platform
+from flaxen.core.tree import module, static
+from flaxen.layers.context import Context
+from flaxen.layers.linear import Linear, linear
+from flaxen.layers.norm import Identity
+from flaxen.layers.rope import Rope, rotate
+
+
+@module
+class Attention:
+    """q_norm and k_norm work on single heads, before the rotation."""
+
+    q_proj: Linear
+    k_proj: Linear
+    v_proj: Linear
+    o_proj: Linear
+    q_norm: Any = Identity()
+    k_norm: Any = Identity()
+    rope: static[Rope | None] = None
+    mask: static[Mask] = Mask()
+    scale: static[float]
+    softcap: static[float | None] = None
+
+    def __call__(
+        self, x: jax.Array, ctx: Context, cache: Dense | None = None
+    ) -> tuple[jax.Array, Dense | None]:
+        """x (B, T, D) -> (B, T, D), and the cache with the new keys in it."""
+        lay = lambda y, heads: ctx.runtime.constrain(y, "batch", "seq", heads, "head_dim")
+        q = lay(self.q_norm(self.q_proj(x)), "heads")
+        k = lay(self.k_norm(self.k_proj(x)), "kv_heads")
+        v = lay(self.v_proj(x), "kv_heads")
+        if self.rope is not None:
+            cos, sin = ctx.rotation(self.rope)
+            q, k = (rotate(y, cos, sin, self.rope.interleaved) for y in (q, k))
+        if cache is not None and ctx.at is not None:
+            cache = cache.append(k, v, ctx.at)
+            k, v = cache.keys()
+        call = self.call(q, k, ctx)
+        y = choose(call, ctx.runtime.attention).attend(q, k, v, call, ctx.scene)
+        return self.o_proj(lay(y, "heads")), cache
+
+    def call(self, q: jax.Array, k: jax.Array, ctx: Context) -> Call:
+        """This layer's attention as a description."""
+        return Call(
+            mask=self.mask,
+            scale=self.scale,
+            queries=q.shape[1],
+            keys=k.shape[1],
+            heads=q.shape[2],
+            kv_heads=k.shape[2],
+            head_dim=q.shape[3],
+            dtype=str(q.dtype),
+            platform=platform(),
+            aligned=ctx.scene.aligned,
+            softcap=self.softcap,
+            sharded=ctx.runtime.placement is not None,
+        )
+
+
+def attention(
+    *,
+    embed: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    bias: bool = False,
+    out_bias: bool | None = None,
+    scale: float | None = None,
+    **slots: Any,
+) -> Attention:
+    """Attention by sizes; `slots` are the other fields. `out_bias` follows `bias` unless given."""
+    D = {"embed": embed}
+    Q, K = {"heads": heads, "head_dim": head_dim}, {"kv_heads": kv_heads, "head_dim": head_dim}
+    return Attention(
+        q_proj=linear(D, Q, bias=bias),
+        k_proj=linear(D, K, bias=bias),
+        v_proj=linear(D, K, bias=bias),
+        o_proj=linear(Q, D, bias=bias if out_bias is None else out_bias),
+        scale=head_dim**-0.5 if scale is None else scale,
+        **slots,
+    )

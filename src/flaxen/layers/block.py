@@ -1,0 +1,31 @@
+"""One layer of a decoder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from flaxen.core.tree import module
+from flaxen.layers.context import Context
+from flaxen.layers.norm import Identity
+
+
+@module
+class Block:
+    """Each sublayer is x + post(f(pre(x))); a slot without a norm is the identity."""
+
+    self_attn: Any
+    mlp: Any
+    input_layernorm: Any = Identity()
+    post_attention_layernorm: Any = Identity()
+    pre_feedforward_layernorm: Any = Identity()
+    post_feedforward_layernorm: Any = Identity()
+
+    def __call__(self, x: jax.Array, ctx: Context, cache: Any = None) -> tuple[jax.Array, Any]:
+        """x (B, T, D) -> (B, T, D), and this layer's cache."""
+        y, cache = self.self_attn(self.input_layernorm(x), ctx, cache)
+        x = x + self.post_attention_layernorm(y)
+        y = self.mlp(self.pre_feedforward_layernorm(x))
+        x = x + self.post_feedforward_layernorm(y)
+        return ctx.runtime.constrain(x, "batch", "seq", "embed"), cache

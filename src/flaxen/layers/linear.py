@@ -1,0 +1,54 @@
+"""Projections and embeddings. Weights keep the order of their file: `[out..., in...]`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from flaxen.core.dot import dot, rows
+from flaxen.core.tree import module, param, static
+
+
+@module
+class Linear:
+    """x (..., in...) -> (..., out...); `contract` input axes are summed over."""
+
+    weight: Any
+    bias: Any = None
+    contract: static[int] = 1
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = dot(x, self.weight, self.contract)
+        return y if self.bias is None else y + self.bias.astype(y.dtype)
+
+
+def linear(src: dict[str, int], dst: dict[str, int], *, bias: bool = False) -> Linear:
+    """A projection from the axes `src` to the axes `dst`; in the file each side is one flat dimension."""
+    flat = lambda axes: f"({' '.join(axes)})"
+    return Linear(
+        weight=param(f"{flat(dst)} {flat(src)}", **dst, **src),
+        bias=param(flat(dst), init="zeros", **dst) if bias else None,
+        contract=len(src),
+    )
+
+
+@module
+class Embedding:
+    """Token ids -> rows of a table, times `scale` rounded to the table's dtype."""
+
+    weight: Any
+    scale: static[float] = 1.0
+
+    def __call__(self, ids: jax.Array) -> jax.Array:
+        x = rows(self.weight, ids)
+        return x if self.scale == 1.0 else x * jnp.asarray(self.scale, x.dtype)
+
+    def attend(self, x: jax.Array) -> jax.Array:
+        """Scores of every token, for a head tied to the table."""
+        return dot(x, self.weight)
+
+
+def embedding(vocab: int, embed: int, scale: float = 1.0) -> Embedding:
+    return Embedding(weight=param(vocab=vocab, embed=embed), scale=scale)

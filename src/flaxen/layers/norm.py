@@ -1,0 +1,54 @@
+"""Normalisations. Statistics are float32; where the cast back happens is part of a model's definition."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from flaxen.core.tree import module, param, static
+
+
+def _unit(x: jax.Array, eps: float) -> jax.Array:
+    h = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return h * jax.lax.rsqrt(jnp.mean(h * h, -1, keepdims=True) + eps)
+
+
+@module
+class RMSNorm:
+    """Llama's: normalise, cast back, then multiply by the weight."""
+
+    weight: Any
+    eps: static[float]
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return _unit(x, self.eps).astype(x.dtype) * self.weight.astype(x.dtype)
+
+
+@module
+class OffsetRMSNorm:
+    """Gemma's: multiply by 1 + weight in float32, cast once."""
+
+    weight: Any
+    eps: static[float]
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        h = _unit(x, self.eps)
+        return (h * (1 + self.weight.astype(h.dtype))).astype(x.dtype)
+
+
+@module
+class Identity:
+    """Where a family has no norm."""
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return x
+
+
+def rms_norm(eps: float, **axes: int) -> RMSNorm:
+    return RMSNorm(weight=param(init="ones", **axes), eps=eps)
+
+
+def offset_rms_norm(eps: float, **axes: int) -> OffsetRMSNorm:
+    return OffsetRMSNorm(weight=param(init="zeros", **axes), eps=eps)

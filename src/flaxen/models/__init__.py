@@ -1,0 +1,1 @@
+"""Skeletons: how parts make a model, and what calling one gives back."""

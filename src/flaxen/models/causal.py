@@ -1,0 +1,112 @@
+"""Running a decoder: whole sequences, and one step after another with a cache."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from flaxen.attention import Scene
+from flaxen.cache import Cache
+from flaxen.layers.context import Context, Runtime
+from flaxen.layers.cross_entropy import IGNORED
+from flaxen.models.decoder import Decoder
+from flaxen.models.outputs import CausalOutput
+
+
+def whole_context(
+    decoder: Decoder,
+    shape: tuple[int, int],
+    runtime: Runtime,
+    attention_mask: jax.Array | None = None,
+    position_ids: jax.Array | None = None,
+    segment_ids: jax.Array | None = None,
+) -> Context:
+    """The context of sequences that are given at once, (B, T).
+
+    Positions count slots unless given. Packed documents are told apart by `segment_ids`, or, without a mask, by the places where given positions do not
+    go on by one.
+    """
+    B, T = shape
+    slots = jnp.arange(T, dtype=jnp.int32)
+    positions = jnp.broadcast_to(slots, (B, T)) if position_ids is None else position_ids
+    if segment_ids is None and position_ids is not None and attention_mask is None:
+        jumps = jnp.diff(positions, axis=1) != 1
+        segment_ids = jnp.pad(jnp.cumsum(jumps, axis=1), [(0, 0), (1, 0)])
+    scene = Scene(
+        q_slots=slots,
+        k_slots=slots,
+        keep=None if attention_mask is None else attention_mask.astype(bool),
+        q_segments=segment_ids,
+        k_segments=segment_ids,
+        aligned=True,
+    )
+    return decoder.context(positions, scene, runtime)
+
+
+def shifted(labels: jax.Array, segment_ids: jax.Array | None = None) -> jax.Array:
+    """Labels moved to the slot that predicts them; nothing is predicted past the end or across documents."""
+    targets = jnp.pad(labels[:, 1:], [(0, 0), (0, 1)], constant_values=IGNORED)
+    if segment_ids is None:
+        return targets
+    following = jnp.pad(segment_ids[:, 1:], [(0, 0), (0, 1)], constant_values=-1)
+    return jnp.where(following == segment_ids, targets, IGNORED)
+
+
+@partial(jax.jit, static_argnames=("runtime", "hidden_states"))
+def forward(
+    decoder: Decoder,
+    input_ids: jax.Array,
+    attention_mask: jax.Array | None = None,
+    position_ids: jax.Array | None = None,
+    segment_ids: jax.Array | None = None,
+    labels: jax.Array | None = None,
+    *,
+    runtime: Runtime,
+    hidden_states: bool = False,
+) -> CausalOutput:
+    """Whole sequences -> logits, and the mean loss over all targets if labels are given."""
+    ctx = whole_context(
+        decoder, input_ids.shape, runtime, attention_mask, position_ids, segment_ids
+    )
+    x, _, states = decoder.hidden(input_ids, ctx, collect=hidden_states)
+    logits, loss = decoder.logits(x, runtime), None
+    if labels is not None:
+        targets = shifted(labels, ctx.scene.q_segments)
+        logp = jax.nn.log_softmax(logits.astype(jnp.promote_types(logits.dtype, jnp.float32)))
+        picked = jnp.take_along_axis(logp, jnp.maximum(targets, 0)[..., None], -1)[..., 0]
+        keep = targets != IGNORED
+        loss = -jnp.where(keep, picked, 0).sum() / jnp.maximum(keep.sum(), 1)
+    return CausalOutput(logits=logits, loss=loss, hidden_states=states or None)
+
+
+def extend(
+    decoder: Decoder, ids: jax.Array, cache: Cache, valid: jax.Array, runtime: Runtime
+) -> tuple[jax.Array, Cache]:
+    """Run new tokens on top of a cache -> hidden states (B, T, D) and the cache with them in it.
+
+    ids (B, T); valid (B, T) is False for padding, which takes a slot but no position and is never seen.
+    In compiled code an overflow cannot raise; it turns the result into NaN instead of shifting silently.
+    """
+    at, positions = cache.index, cache.lengths[:, None] + jnp.cumsum(valid, 1) - 1
+    cache = cache.advance(valid)
+    T, S = ids.shape[1], cache.capacity
+    scene = Scene(
+        q_slots=at + jnp.arange(T, dtype=jnp.int32),
+        k_slots=jnp.arange(S, dtype=jnp.int32),
+        keep=cache.keep,
+    )
+    ctx = decoder.context(jnp.maximum(positions, 0), scene, runtime, at=at)
+    x, layers, _ = decoder.hidden(ids, ctx, cache.layers)
+    x = jnp.where(at + T <= S, x, jnp.nan)
+    return x, Cache(layers=layers, index=cache.index, keep=cache.keep, lengths=cache.lengths)
+
+
+@partial(jax.jit, static_argnames=("runtime",))
+def forward_cached(
+    decoder: Decoder, ids: jax.Array, cache: Cache, valid: jax.Array, *, runtime: Runtime
+) -> CausalOutput:
+    """`extend`, with the logits of every new token."""
+    x, cache = extend(decoder, ids, cache, valid, runtime)
+    return CausalOutput(logits=decoder.logits(x, runtime), past_key_values=cache)

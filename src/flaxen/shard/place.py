@@ -1,0 +1,83 @@
+"""A plan on a mesh: shardings for weights, constraints for activations."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from flaxen.core.errors import PlanError, did_you_mean
+from flaxen.core.tree import Param
+from flaxen.shard.mesh import MESH_AXES
+from flaxen.shard.plan import Plan, Rules
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """A plan on a mesh.
+
+    Raises:
+        PlanError: when a mesh axis larger than 1 is used by no rule, or a rule names an axis that is neither in the mesh nor standard.
+    """
+
+    mesh: Mesh
+    plan: Plan
+
+    def __post_init__(self) -> None:
+        known = self.plan.mesh_axes()
+        for axis, size in self.mesh.shape.items():
+            if axis not in known and size > 1:
+                raise PlanError(
+                    f"Mesh axis {axis!r} (size {size}) is used by no rule of plan {self.plan.name!r}.{did_you_mean(axis, known)}"
+                )
+        for axis in known - set(self.mesh.shape) - set(MESH_AXES):
+            raise PlanError(
+                f"Plan {self.plan.name!r} cuts along {axis!r}, which the mesh lacks.{did_you_mean(axis, self.mesh.shape)}"
+            )
+
+    def weight_spec(self, axes: Mapping[str, int]) -> PartitionSpec:
+        """How a weight with these axes is cut."""
+        return self._spec(self.plan.weights, list(axes.items()))
+
+    def weight(self, param: Param) -> NamedSharding:
+        return NamedSharding(self.mesh, self.weight_spec(param.axes))
+
+    def activation_spec(self, shape: tuple[int, ...], axes: tuple[str, ...]) -> PartitionSpec:
+        """How an activation of this shape with these axis names is cut."""
+        return self._spec(self.plan.activations, list(zip(axes, shape, strict=True)))
+
+    def activation(self, shape: tuple[int, ...], axes: tuple[str, ...]) -> NamedSharding:
+        return NamedSharding(self.mesh, self.activation_spec(shape, axes))
+
+    def replicated(self) -> NamedSharding:
+        return NamedSharding(self.mesh, PartitionSpec())
+
+    def constrain(self, x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+        """Ask the compiler for this layout of an activation."""
+        return jax.lax.with_sharding_constraint(x, self.activation(x.shape, axes))
+
+    def uncut(self, axes: Mapping[str, int]) -> list[str]:
+        """Axes that a rule would cut but whose size does not divide: said in words."""
+        notes, rules = [], dict(self.plan.weights)
+        for axis, size in axes.items():
+            ways = math.prod(self.mesh.shape.get(m, 1) for m in rules.get(axis, ()))
+            if size % ways:
+                notes.append(f"{axis}={size} does not divide by {'*'.join(rules[axis])}={ways}")
+        return notes
+
+    def _spec(self, rules: Rules, axes: list[tuple[str, int]]) -> PartitionSpec:
+        """First come, first served: a mesh axis is used once per array; what does not divide stays whole."""
+        free, targets = dict(self.mesh.shape), dict(rules)
+        spec: list[tuple[str, ...] | str | None] = []
+        for axis, size in axes:
+            taken: list[str] = []
+            for mesh_axis in targets.get(axis, ()):
+                ways = free.get(mesh_axis, 1) * math.prod(self.mesh.shape[t] for t in taken)
+                if free.get(mesh_axis, 1) > 1 and size % ways == 0:
+                    taken.append(mesh_axis)
+                    del free[mesh_axis]
+            spec.append(tuple(taken) if len(taken) > 1 else taken[0] if taken else None)
+        return PartitionSpec(*spec)
