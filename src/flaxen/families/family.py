@@ -13,7 +13,7 @@ Names = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """`build(config)` gives the abstract model, `names` our path pieces in the checkpoint's words."""
+    """`build(config)` gives the abstract model; `names` maps our path pieces to the file's."""
 
     build: Callable[[Any], Any]
     names: Names
