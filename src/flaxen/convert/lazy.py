@@ -125,11 +125,11 @@ class LazyTensor:
         return out
 
     def view(self, box: Sequence[slice] | None = None) -> np.ndarray | None:
-        """The box uncopied, contiguous and aligned as XLA wants it; None where that cannot be."""
+        """The box uncopied, if its memory is contiguous, aligned and never written; else None."""
         found = self.mapped(whole(self.shape) if box is None else concrete(box, self.shape))
         if found is None or not found.array.flags.c_contiguous:
             return None
-        if found.array.ctypes.data % ALIGNMENT:
+        if found.array.ctypes.data % ALIGNMENT or found.array.flags.writeable:
             return None
         found.counter.add(found.array.nbytes)
         return found.array
