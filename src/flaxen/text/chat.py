@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flaxen.core.errors import InputError
-from flaxen.text.tokenizer import encode, encode_with_offsets
+from flaxen.text.tokenizer import encode_with_offsets
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -32,7 +32,7 @@ def encode_chat(
     Raises InputError if the tokenizer has no chat template or the template refuses the messages.
     """
     text, _ = _render(tok, _plain(messages, system), tools, add_generation_prompt)
-    return encode(tok, text)
+    return _encode(tok, text)[0]
 
 
 def render_chat(
@@ -66,7 +66,7 @@ def render_with_mask(
     text, spans = _render(tok, plain, tools, False)
     if not _MARKER.search(_template(tok, tools)):
         spans = list(_spans(tok, plain, tools, text))
-    ids, offsets = encode_with_offsets(tok, text)
+    ids, offsets = _encode(tok, text)
     mask = [int(any(_inside(offset, span) for span in spans)) for offset in offsets]
     if not any(mask):
         raise InputError(
@@ -74,6 +74,14 @@ def render_with_mask(
             "{% generation %} marks enclose nothing."
         )
     return ids[:max_length], mask[:max_length]
+
+
+def _encode(tok: PreTrainedTokenizerFast, text: str) -> tuple[list[int], list[Span]]:
+    """As `encode`, but for the EOS some tokenizers put after any text: a template writes its own."""
+    ids, offsets = encode_with_offsets(tok, text)
+    if ids[-1:] == [tok.eos_token_id] and offsets[-1] == (0, 0):
+        return ids[:-1], offsets[:-1]
+    return ids, offsets
 
 
 def _inside(offset: Span, span: Span) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from flaxen.core.errors import InputError
 from flaxen.text.tokenizer import decode
@@ -42,13 +44,13 @@ class TextStream:
         """Whether a stop string has come."""
         return self._hold.stopped
 
-    def push(self, ids: int | Iterable[int]) -> str:
+    def push(self, ids: int | Sequence[int] | np.ndarray) -> str:
         """The text that is certain now that these ids have come."""
         text = ""
-        for index in [ids] if isinstance(ids, int) else ids:
+        for index in np.atleast_1d(ids).tolist():
             if self.stopped:
                 break
-            text += self._push_one(int(index))
+            text += self._push_one(index)
         return text
 
     def finish(self) -> str:

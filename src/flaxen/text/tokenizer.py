@@ -57,8 +57,9 @@ def encode_with_offsets(
     tok: PreTrainedTokenizerFast, text: str
 ) -> tuple[list[int], list[tuple[int, int]]]:
     """`encode`, and for each token the (start, stop) characters it stands for; (0, 0) if it was added."""
-    encoding = tok.backend_tokenizer.encode(text, add_special_tokens=True)
-    ids, offsets = encoding.ids, encoding.offsets
+    # Called like this, a length limit or padding in tokenizer.json has no effect.
+    encoding = tok(text, return_offsets_mapping=True, verbose=False)
+    ids, offsets = encoding["input_ids"], encoding["offset_mapping"]
     bos = tok.bos_token_id
     if bos is not None and ids[:2] == [bos, bos] and offsets[0] == (0, 0) != offsets[1]:
         return ids[1:], offsets[1:]
