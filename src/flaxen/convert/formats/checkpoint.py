@@ -100,9 +100,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise CheckpointError(
-            f"{path} is not valid JSON ({error}). Fetch the file again."
-        ) from error
+        raise CheckpointError(f"{path} is no valid JSON ({error}). Fetch it again.") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} holds a {type(value).__name__}, not a JSON object.")
     return value
