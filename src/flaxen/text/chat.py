@@ -26,9 +26,10 @@ def encode_chat(
     add_generation_prompt: bool = True,
     system: str | None = None,
 ) -> list[int]:
-    """Token ids of a conversation, ready for the assistant's turn: what `encode` makes of its rendering.
+    """Token ids of a conversation, ready for the assistant's turn.
 
-    Messages are `{"role": ..., "content": ...}`; content may be a list of text parts (joined in order) or null.
+    Messages are `{"role": ..., "content": ...}`; content may be a list of text parts (joined in
+    order) or null. The ids are those that `encode` makes of `render_chat`.
     Raises InputError if the tokenizer has no chat template or the template refuses the messages.
     """
     text, _ = _render(tok, _plain(messages, system), tools, add_generation_prompt)
@@ -54,11 +55,11 @@ def render_with_mask(
     tools: Sequence[Any] | None = None,
     max_length: int | None = None,
 ) -> tuple[list[int], list[int]]:
-    """Token ids of a whole conversation, and 1 for each token that the assistant wrote (its end of turn included).
+    """Token ids of a conversation, and 1 for each token the assistant wrote (its end of turn too).
 
-    The assistant's parts are those the template marks with `{% generation %}`; without marks they are found by rendering
-    the conversation up to each turn. `max_length` cuts ids and mask alike.
-    Raises InputError if there is no assistant's turn or its place cannot be told: never a mask of zeros.
+    The assistant's parts are those the template marks with `{% generation %}`; without marks they
+    are found by rendering the conversation up to each turn. `max_length` cuts ids and mask alike.
+    Raises InputError if no message is the assistant's, or its place cannot be told.
     """
     plain = _plain(messages, None)
     if not any(message["role"] == "assistant" for message in plain):
@@ -77,7 +78,7 @@ def render_with_mask(
 
 
 def _encode(tok: PreTrainedTokenizerFast, text: str) -> tuple[list[int], list[Span]]:
-    """As `encode`, but for the EOS some tokenizers put after any text: a template writes its own."""
+    """As `encode`, without the EOS that some tokenizers add: a template writes its own."""
     ids, offsets = encode_with_offsets(tok, text)
     if ids[-1:] == [tok.eos_token_id] and offsets[-1] == (0, 0):
         return ids[:-1], offsets[:-1]
@@ -85,7 +86,7 @@ def _encode(tok: PreTrainedTokenizerFast, text: str) -> tuple[list[int], list[Sp
 
 
 def _inside(offset: Span, span: Span) -> bool:
-    """Whether a token shares a character with a span, or (all its white space trimmed off) ends in it."""
+    """Whether a token shares a character with a span or, trimmed down to nothing, ends in it."""
     (start, stop), (low, high) = offset, span
     return low < stop <= high if start == stop else start < high and stop > low
 
@@ -93,7 +94,7 @@ def _inside(offset: Span, span: Span) -> bool:
 def _spans(
     tok: PreTrainedTokenizerFast, messages: list[Message], tools: Any, text: str
 ) -> Iterator[Span]:
-    """The characters of each assistant's turn: from where its prompt ends to where the rendering with it ends."""
+    """The characters of each assistant's turn: from the end of its prompt to its own end."""
     for i, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
@@ -101,15 +102,15 @@ def _spans(
         through = _render(tok, messages[: i + 1], tools, False)[0]
         if not (text.startswith(through) and through.startswith(prompt)):
             raise InputError(
-                f"The chat template renders message {i} differently once more messages follow, so the "
-                "assistant's tokens cannot be told. Mark them in the template with {% generation %} ... "
-                "{% endgeneration %}, or train on one answer at a time."
+                f"The chat template renders message {i} differently once more messages follow, so "
+                "the assistant's tokens cannot be told. Mark them in the template with "
+                "{% generation %} ... {% endgeneration %}, or train on one answer at a time."
             )
         yield len(prompt), _end_of_turn(tok, through)
 
 
 def _end_of_turn(tok: PreTrainedTokenizerFast, text: str) -> int:
-    """Where the assistant stops writing: white space after the token that ends its turn is the template's."""
+    """Where the assistant stops: white space after the token that ends its turn is not its own."""
     bare = text.rstrip()
     return len(bare) if bare.endswith(tuple(tok.all_special_tokens)) else len(text)
 
@@ -119,8 +120,8 @@ def _template(tok: PreTrainedTokenizerFast, tools: Any) -> str:
         return tok.get_chat_template(tools=tools)
     except ValueError as error:
         raise InputError(
-            "This tokenizer has no chat template (a base model's has none). Pass plain text, or set "
-            "tok.chat_template to the template the model was trained with."
+            "This tokenizer has no chat template (a base model's has none). Pass plain text, or "
+            "set tok.chat_template to the template the model was trained with."
         ) from error
 
 
@@ -136,6 +137,7 @@ def _render(
 
     template = _template(tok, tools)
     marked = bool(_MARKER.search(template))
+    named: dict[str, Any] = dict(tok.special_tokens_map)
     try:
         texts, spans = render_jinja_template(
             [messages],
@@ -143,14 +145,12 @@ def _render(
             chat_template=template,
             return_assistant_tokens_mask=marked,
             add_generation_prompt=add_generation_prompt,
-            **tok.special_tokens_map,
+            **named,
         )
     except (TemplateError, TypeError) as error:
         roles = ", ".join(message["role"] for message in messages)
-        raise InputError(
-            f"The chat template refuses these messages ({roles}): {error}"
-        ) from error
-    return texts[0], [tuple(span) for span in spans[0]] if marked else []
+        raise InputError(f"The chat template refuses these messages ({roles}): {error}") from error
+    return texts[0], [(start, stop) for start, stop in spans[0]] if marked else []
 
 
 def _plain(messages: Sequence[Message], system: str | None) -> list[Message]:
@@ -164,7 +164,9 @@ def _plain(messages: Sequence[Message], system: str | None) -> list[Message]:
             )
     if system is not None:
         if messages[0]["role"] == "system":
-            raise InputError("There is a system message already; leave out `system` or that message.")
+            raise InputError(
+                "There is a system message already; leave out `system` or that message."
+            )
         messages = [{"role": "system", "content": system}, *messages]
     return [{**m, "content": _content(i, m.get("content"))} for i, m in enumerate(messages)]
 
@@ -176,8 +178,11 @@ def _content(i: int, content: Any) -> str:
         return content
     if not isinstance(content, list | tuple):
         raise InputError(f"Message {i} has a {type(content).__name__} as content; expected text.")
-    texts = [part.get("text") if isinstance(part, dict) else part for part in content]
-    wrong = [part for part, text in zip(content, texts, strict=True) if not isinstance(text, str)]
-    if wrong:
-        raise InputError(f"Message {i} has a part that is no text: {str(wrong[0])[:80]}.")
-    return "".join(texts)
+    return "".join(_part(i, part) for part in content)
+
+
+def _part(i: int, part: Any) -> str:
+    text = part.get("text") if isinstance(part, dict) else part
+    if not isinstance(text, str):
+        raise InputError(f"Message {i} has a part that is no text: {str(part)[:80]}.")
+    return text

@@ -41,16 +41,16 @@ SAME_AS = {
     "smaug-bpe": "llama-bpe",
     "deepseek-r1-qwen": "qwen2",
 }
-# These take a whole word that is in the vocabulary as it is, and begin with BOS unless told otherwise.
+# These take a word that is in the vocabulary whole, and begin with BOS unless told otherwise.
 WHOLE_WORDS = {"llama-bpe", "tekken"}
 SPACE = "▁"
 
 
 def gguf_tokenizer(path: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
-    """The tokenizer of a GGUF file: byte-level BPE (`gpt2`) or SentencePiece BPE with byte fallback (`llama`).
+    """The tokenizer of a GGUF file: byte-level BPE (`gpt2`) or SentencePiece BPE (`llama`).
 
-    Ids, special tokens, BOS/EOS habits and the chat template are the file's; `save_pretrained` writes it
-    as a Hugging Face folder. Raises CheckpointError for a vocabulary of another kind.
+    Ids, special tokens, BOS/EOS habits and the chat template are the file's; `save_pretrained`
+    writes it as a Hugging Face folder. Raises CheckpointError for a vocabulary of another kind.
     """
     from transformers import PreTrainedTokenizerFast
 
@@ -83,8 +83,8 @@ class _Vocabulary:
         self.model = self.get("model")
         if self.model not in ("gpt2", "llama"):
             raise CheckpointError(
-                f"{self.path}: its tokenizer is of kind {self.model!r}; 'gpt2' (byte-level BPE) and "
-                "'llama' (SentencePiece BPE) can be rebuilt. Pass a folder with tokenizer.json instead."
+                f"{self.path}: its tokenizer is of kind {self.model!r}; 'gpt2' (byte-level BPE) "
+                "and 'llama' (SentencePiece BPE) can be rebuilt. Use a folder with tokenizer.json."
             )
         self.tokens: list[str] = self.get("tokens")
         if not isinstance(self.tokens, list) or not self.tokens:
@@ -99,7 +99,8 @@ class _Vocabulary:
                     f"{self.path}: {len(self.tokens)} tokens but {len(values)} token {what}."
                 )
         self.ids = {token: i for i, token in reversed(list(enumerate(self.tokens)))}
-        self.split = SAME_AS.get(pre := self.get("pre", "default"), pre)
+        rule = str(self.get("pre", "default"))
+        self.split = SAME_AS.get(rule, rule)
 
     def get(self, key: str, default: Any = None) -> Any:
         return self.metadata.get(f"tokenizer.ggml.{key}", default)
@@ -179,18 +180,19 @@ def _merges(words: _Vocabulary) -> Iterator[tuple[str, str]]:
     """Pairs in the order in which SentencePiece would join them: the best-scored result first."""
     apart = {UNKNOWN, CONTROL, UNUSED, BYTE}
     order = sorted(
-        (i for i, kind in enumerate(words.kinds) if kind not in apart), key=lambda i: -words.scores[i]
+        (i for i, kind in enumerate(words.kinds) if kind not in apart),
+        key=lambda i: -words.scores[i],
     )
     for i in order:
         piece = words.tokens[i]
-        # Of several ways to the same piece, the longer left part goes first, as in Hugging Face's files.
+        # Of several ways to one piece the longest left part goes first, as in Hugging Face files.
         for cut in range(len(piece) - 1, 0, -1):
             if piece[:cut] in words.ids and piece[cut:] in words.ids:
                 yield piece[:cut], piece[cut:]
 
 
 def _added(words: _Vocabulary) -> Iterator[AddedToken]:
-    """Tokens that are found in the text before it is cut: control tokens, and those a user defined."""
+    """Tokens looked for in a text before it is cut: control tokens, and those a user defined."""
     from tokenizers import AddedToken
 
     for token, kind in zip(words.tokens, words.kinds, strict=True):

@@ -21,9 +21,10 @@ WINDOW, KEPT = 24, 8
 class TextStream:
     """The text of one row of tokens, piece by piece; the pieces joined are `decode` of all its ids.
 
-    A character whose bytes are still on their way is held back, and so is text that may be the beginning of a stop
-    string. What comes before a stop string is given, the stop string and all after it never. A stop string that
-    is a special token stops at that token. The work is linear in the number of tokens.
+    A character whose bytes are still on their way is held back, and so is text that may be the
+    beginning of a stop string. What comes before a stop string is given, the stop string and all
+    after it never; one that is a special token stops at that token. The work is linear in the
+    number of tokens.
     """
 
     def __init__(self, tok: PreTrainedTokenizerFast, stop: Sequence[str] = ()):
@@ -33,8 +34,8 @@ class TextStream:
         self._tok = tok
         self._hidden = {i for i, token in added.items() if token.special}
         self._stop_ids = {i for i in self._hidden if added[i].content in stop}
-        self._bytes = {tok.convert_tokens_to_ids(f"<0x{byte:02X}>") for byte in range(256)}
-        self._bytes -= {tok.unk_token_id, None}
+        known = map(tok.backend_tokenizer.token_to_id, (f"<0x{byte:02X}>" for byte in range(256)))
+        self._bytes = {i for i in known if i is not None}
         self._window: list[int] = []
         self._shown = 0
         self._hold = _StopSearch(stop)
@@ -102,7 +103,7 @@ class _StopSearch:
         text = self.held + text
         found = [(at + len(stop), at) for stop in self.stops if (at := text.find(stop)) >= 0]
         if found:
-            # The string that is complete first counts, so that the result does not depend on the pieces.
+            # The string that is complete first counts: so the pieces' borders make no difference.
             self.stopped, self.held = True, ""
             return text[: min(found)[1]]
         keep = next(

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 def tokenizer(path: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
     """The tokenizer of a Hugging Face folder, a hub id or a `.gguf` file.
 
-    Code that comes with a checkpoint is never run. Raises CheckpointError where no tokenizer can be made.
+    Code that comes with a checkpoint is never run.
+    Raises CheckpointError where no tokenizer can be made.
     """
     # Transformers says at its first import that there is no torch; here there never is.
     logging.getLogger("transformers").addFilter(_no_torch_advice)
@@ -34,7 +35,7 @@ def tokenizer(path: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
         kind = "folder" if Path(where).is_dir() else "path or hub id"
         raise CheckpointError(
             f"No tokenizer can be made of the {kind} {where!r}: {error} "
-            "A tokenizer.json (with tokenizer_config.json) beside the weights is what is looked for."
+            "What is looked for is a tokenizer.json, with its tokenizer_config.json."
         ) from error
     if not isinstance(found, PreTrainedTokenizerFast):
         raise CheckpointError(
@@ -49,14 +50,14 @@ def _no_torch_advice(record: logging.LogRecord) -> bool:
 
 
 def encode(tok: PreTrainedTokenizerFast, text: str) -> list[int]:
-    """Token ids of a text, with the tokenizer's own special tokens; never a second BOS before one in the text."""
+    """Token ids of a text, with the tokenizer's own special tokens, but never a second BOS."""
     return encode_with_offsets(tok, text)[0]
 
 
 def encode_with_offsets(
     tok: PreTrainedTokenizerFast, text: str
 ) -> tuple[list[int], list[tuple[int, int]]]:
-    """`encode`, and for each token the (start, stop) characters it stands for; (0, 0) if it was added."""
+    """`encode`, and the (start, stop) characters of each token; (0, 0) for those added."""
     # Called like this, a length limit or padding in tokenizer.json has no effect.
     encoding = tok(text, return_offsets_mapping=True, verbose=False)
     ids, offsets = encoding["input_ids"], encoding["offset_mapping"]
@@ -68,6 +69,4 @@ def encode_with_offsets(
 
 def decode(tok: PreTrainedTokenizerFast, ids: Sequence[int]) -> str:
     """The text of token ids, without special tokens and exactly as the model spaced it."""
-    return tok.decode(
-        list(map(int, ids)), skip_special_tokens=True, clean_up_tokenization_spaces=False
-    )
+    return tok.backend_tokenizer.decode(list(map(int, ids)), skip_special_tokens=True)

@@ -1,4 +1,7 @@
-"""The header of a GGUF file: metadata and where each tensor lies. Source: the GGUF specification, versions 2 and 3."""
+"""The header of a GGUF file: metadata, and where each tensor lies.
+
+Source: the GGUF specification, versions 2 and 3 (little-endian).
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,26 @@ import os
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from flaxen.core.errors import CheckpointError
 
-SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+SCALARS = {
+    0: "<B",
+    1: "<b",
+    2: "<H",
+    3: "<h",
+    4: "<I",
+    5: "<i",
+    6: "<f",
+    7: "<?",
+    10: "<Q",
+    11: "<q",
+    12: "<d",
+}
 STRING, ARRAY = 8, 9
 MAX_AXES = 4
 MAX_NESTING = 4
@@ -63,7 +79,9 @@ class TensorEntry:
 
 
 class GgufFile:
-    """A GGUF file mapped into memory: `metadata` (strings, numbers, lists, numpy arrays) and `tensors` by name.
+    """A GGUF file mapped into memory.
+
+    `metadata` holds strings, numbers, lists and numpy arrays; `tensors` is by name.
 
     Raises CheckpointError for a file that is damaged, cut short or of a kind that cannot be read.
     """
@@ -87,7 +105,7 @@ class _Walk:
     def __init__(self, path: str, buffer: mmap.mmap):
         self.path, self.buffer, self.size, self.at = path, buffer, len(buffer), 0
         self.readers: dict[int, Callable[[], Any]] = {
-            kind: lambda form=struct.Struct(form): self.number(form) for kind, form in SCALARS.items()
+            kind: partial(self.number, struct.Struct(form)) for kind, form in SCALARS.items()
         }
         self.readers |= {STRING: self.string, ARRAY: self.array}
         self.nesting = 0
@@ -136,7 +154,9 @@ class _Walk:
     def preamble(self) -> tuple[int, int]:
         magic = self.buffer[:4]
         if magic != b"GGUF":
-            raise CheckpointError(f"{self.path}: not a GGUF file: it begins with {magic!r}, not b'GGUF'.")
+            raise CheckpointError(
+                f"{self.path}: not a GGUF file: it begins with {magic!r}, not b'GGUF'."
+            )
         self.at = 4
         version = self.number(self.u32)
         if version not in (2, 3):
@@ -146,7 +166,9 @@ class _Walk:
         tensors, pairs = self.number(self.u64), self.number(self.u64)
         # The shortest pair is 13 bytes (length, type, one byte), the shortest tensor entry 24.
         if pairs * 13 + tensors * 24 > self.size:
-            raise self.fail(f"says it has {tensors} tensors and {pairs} metadata values: more than fit.")
+            raise self.fail(
+                f"says it has {tensors} tensors and {pairs} metadata values: more than fit."
+            )
         return tensors, pairs
 
     def metadata(self, count: int) -> dict[str, Any]:
@@ -186,11 +208,13 @@ class _Walk:
         stored = TYPES[kind]
         if not shape or shape[-1] % stored.block:
             raise self.fail(
-                f"tensor {name!r} of shape {shape} does not divide into {stored.name} blocks of {stored.block}."
+                f"tensor {name!r} of shape {shape} does not divide into {stored.name} blocks of "
+                f"{stored.block}."
             )
         size = math.prod(shape) // stored.block * stored.size
         if start + size > self.size:
             raise self.fail(
-                f"cut short: tensor {name!r} ends at byte {start + size}, the file at byte {self.size}."
+                f"cut short: tensor {name!r} ends at byte {start + size}, the file at byte "
+                f"{self.size}."
             )
         return TensorEntry(name, stored, shape, start, size)
