@@ -150,7 +150,7 @@ def _render(
     except (TemplateError, TypeError) as error:
         roles = ", ".join(message["role"] for message in messages)
         raise InputError(f"The chat template refuses these messages ({roles}): {error}") from error
-    return texts[0], [(start, stop) for start, stop in spans[0]] if marked else []
+    return texts[0], [(int(start), int(stop)) for start, stop in spans[0]] if marked else []
 
 
 def _plain(messages: Sequence[Message], system: str | None) -> list[Message]:

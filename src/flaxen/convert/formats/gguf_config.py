@@ -73,8 +73,8 @@ class GgufConfig:
             if self.get(key, size) != size:
                 raise CheckpointError(
                     f"{self.file.path}: {self.architecture}.{key} is {self.get(key)}, but a head "
-                    f"has {size} channels; only heads that rotate whole, with keys as wide as values, "
-                    "can be read."
+                    f"has {size} channels; only heads that rotate whole, and have keys as wide as "
+                    "values, can be read."
                 )
         return size
 
@@ -192,7 +192,7 @@ class GgufConfig:
         return {"rope_type": "yarn", **{k: v for k, v in said.items() if v is not None}}
 
     def _llama3(self) -> dict[str, Any]:
-        """Llama 3's scaling: only its divisors are in the file, so they must be of its one setting."""
+        """Llama 3's scaling: the file has only its divisors, so they must be of its one setting."""
         entry = self.file.tensors[ROPE_FACTORS]
         stored = np.frombuffer(self.file.buffer, np.float32, entry.bytes // 4, entry.start)
         factor = _shortest(float(stored.max(initial=1.0)))
