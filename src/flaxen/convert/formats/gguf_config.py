@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -67,6 +66,16 @@ class GgufConfig:
             )
         return value
 
+    def real(self, key: str, default: float | None = None) -> float:
+        """A positive number, as the shortest decimal that is this float32."""
+        found = self.get(key, default)
+        if not isinstance(found, int | float) or not found > 0:
+            raise CheckpointError(
+                f"{self.file.path}: {self.architecture}.{key} is {found!r}; "
+                "expected a positive number."
+            )
+        return _shortest(found)
+
     def _head_dim(self) -> int:
         size = self.number("attention.key_length", self.hidden // self.heads)
         for key in ("attention.value_length", "rope.dimension_count"):
@@ -94,7 +103,7 @@ class GgufConfig:
             "num_attention_heads": self.heads,
             "num_key_value_heads": self.kv_heads,
             "max_position_embeddings": self.number("context_length"),
-            "rms_norm_eps": self._epsilon(),
+            "rms_norm_eps": self.real("attention.layer_norm_rms_epsilon"),
             "rope_parameters": self._rope(),
             "tie_word_embeddings": "output.weight" not in self.file.tensors,
             **self.special_ids(),
@@ -133,27 +142,22 @@ class GgufConfig:
             "final_logit_softcapping": self.get("final_logit_softcapping"),
         }
 
-    def _epsilon(self) -> float:
-        stored = self.get("attention.layer_norm_rms_epsilon")
-        if stored is None:
-            raise CheckpointError(f"{self.file.path}: it has no layer_norm_rms_epsilon.")
-        return _shortest(stored)
-
     def _has(self, part: str) -> bool:
         return f"blk.0.{part}" in self.file.tensors
 
     def _rope(self) -> dict[str, Any]:
         if self.architecture != "gemma3":
-            return {"rope_theta": _shortest(self.get("rope.freq_base", 10000.0)), **self._scaling()}
-        theta, local = self.get("rope.freq_base", 1e6), self.get("rope.freq_base_swa", 1e4)
+            return {"rope_theta": self.real("rope.freq_base", 1e4), **self._scaling()}
+        theta, local = self.real("rope.freq_base", 1e6), self.real("rope.freq_base_swa", 1e4)
         return {
-            "full_attention": {"rope_theta": _shortest(theta), **self._scaling()},
-            "sliding_attention": {"rope_theta": _shortest(local), "rope_type": "default"},
+            "full_attention": {"rope_theta": theta, **self._scaling()},
+            "sliding_attention": {"rope_theta": local, "rope_type": "default"},
         }
 
     def _scaling(self) -> dict[str, Any]:
-        kind = self.get("rope.scaling.type", "none")
-        factor = self.get("rope.scaling.factor", self.get("rope.scale_linear"))
+        # Files older than the type's key scale linearly by another key.
+        old = self.get("rope.scale_linear")
+        kind = self.get("rope.scaling.type", "none" if old is None else "linear")
         odd = [k for k in _UNSAID if self.get(f"rope.scaling.{k}", 1.0) != 1.0]
         odd += [name for name in self.file.tensors if name.startswith("rope_factors_")]
         if odd or kind not in ("none", "linear", "yarn"):
@@ -165,31 +169,20 @@ class GgufConfig:
             return self._llama3()
         if kind == "yarn":
             return self._yarn()
-        if (
-            factor
-            and factor != 1.0
-            and (kind == "linear" or "rope.scaling.type" not in self._keys())
-        ):
-            return {"rope_type": "linear", "factor": _shortest(factor)}
+        if kind == "linear":
+            return {"rope_type": "linear", "factor": self.real("rope.scaling.factor", old)}
         return {"rope_type": "default"}
 
-    def _keys(self) -> Iterable[str]:
-        return [key.removeprefix(f"{self.architecture}.") for key in self.file.metadata]
-
     def _yarn(self) -> dict[str, Any]:
-        given = {
-            "factor": self.get("rope.scaling.factor"),
-            "original_max_position_embeddings": self.get("rope.scaling.original_context_length"),
-            "beta_fast": self.get("rope.scaling.yarn_beta_fast"),
-            "beta_slow": self.get("rope.scaling.yarn_beta_slow"),
+        said = {
+            "rope_type": "yarn",
+            "factor": self.real("rope.scaling.factor"),
+            "original_max_position_embeddings": self.number("rope.scaling.original_context_length"),
         }
-        if given["factor"] is None or given["original_max_position_embeddings"] is None:
-            raise CheckpointError(
-                f"{self.file.path}: yarn needs rope.scaling.factor and "
-                "rope.scaling.original_context_length."
-            )
-        said = {k: _shortest(v) if isinstance(v, float) else v for k, v in given.items()}
-        return {"rope_type": "yarn", **{k: v for k, v in said.items() if v is not None}}
+        for name in ("beta_fast", "beta_slow"):
+            if self.get(f"rope.scaling.yarn_{name}") is not None:
+                said[name] = self.real(f"rope.scaling.yarn_{name}")
+        return said
 
     def _llama3(self) -> dict[str, Any]:
         """Llama 3's scaling: the file has only its divisors, so they must be of its one setting."""
@@ -198,7 +191,7 @@ class GgufConfig:
         factor = _shortest(float(stored.max(initial=1.0)))
         if factor == 1.0:
             return {"rope_type": "default"}
-        theta = self.get("rope.freq_base", 10000.0)
+        theta = self.real("rope.freq_base", 1e4)
         if stored.size * 2 != self.head_dim or not np.allclose(
             stored, llama3_divisors(theta, self.head_dim, factor), rtol=1e-4
         ):
