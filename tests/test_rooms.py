@@ -42,7 +42,7 @@ HEAVY = {"transformers", "tokenizers", "huggingface_hub", "gguf", "optax", "matp
 def room_of(module: str) -> str:
     """flaxen.layers.rope -> layers; flaxen.model -> front door."""
     name = module.split(".")[1]
-    return FRONT_DOOR if name in ("model", "pretrained") else name
+    return FRONT_DOOR if name in ("model", "pretrained", "export") else name
 
 
 def module_of(path: Path) -> str:

@@ -82,6 +82,8 @@ def room_for(cache: Cache, tokens: int) -> None:
     used = int(cache.index)
     if used + tokens > cache.capacity:
         raise CacheError(
-            f"The cache has {cache.capacity} slots, {used} are used and {tokens} more tokens were given. "
-            f"Make a larger one (init_cache(batch, {used + tokens})) or call cache.grown({used + tokens})."
+            f"The cache has {cache.capacity} slots, {used} are used and {tokens} more tokens were "
+            "given. "
+            f"Make a larger one (init_cache(batch, {used + tokens})) or call "
+            f"cache.grown({used + tokens})."
         )

@@ -25,7 +25,9 @@ class Linear:
 
 
 def linear(src: dict[str, int], dst: dict[str, int], *, bias: bool = False) -> Linear:
-    """A projection from the axes `src` to the axes `dst`; in the file each side is one flat dimension."""
+    """A projection from the axes `src` to the axes `dst`; in the file each side is one flat
+    dimension.
+    """
     flat = lambda axes: f"({' '.join(axes)})"
     return Linear(
         weight=param(f"{flat(dst)} {flat(src)}", **dst, **src),

@@ -1,4 +1,6 @@
-"""Normalisations. Statistics are float32; where the cast back happens is part of a model's definition."""
+"""Normalisations. Statistics are float32; where the cast back happens is part of a model's
+definition.
+"""
 
 from __future__ import annotations
 
