@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import flaxen
-from flaxen.core.tree import module, static
 from flaxen.layers.attention import attention
 
 
@@ -43,27 +42,22 @@ class TextStream:
         return ""
 
 
-@dataclasses.dataclass
-class Cache:
-    lengths: list[int]
-
-
 @dataclasses.dataclass(frozen=True)
 class Loaded:
     missing: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
 
 
-@module
+@dataclasses.dataclass(frozen=True)
 class Model:
-    layers: Any
-    loading: static[Loaded] = Loaded()
+    module: Any
+    loading: Loaded = Loaded()
 
 
 def tiny(**report: Any) -> Model:
     """An abstract model with two layers of attention."""
     sizes = {"embed": 32, "heads": 4, "kv_heads": 2, "head_dim": 8}
-    return Model(layers=[attention(**sizes) for _ in range(2)], loading=Loaded(**report))
+    return Model({"layers": [attention(**sizes) for _ in range(2)]}, loading=Loaded(**report))
 
 
 @dataclasses.dataclass
@@ -74,6 +68,7 @@ class Stage:
     loads: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     prompts: list[str] = dataclasses.field(default_factory=list)
     options: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    cached: list[Any] = dataclasses.field(default_factory=list)
     model: Any = dataclasses.field(default_factory=tiny)
     tokenizer: Tokenizer = dataclasses.field(default_factory=Tokenizer)
 
@@ -82,24 +77,29 @@ class Stage:
         self.loads.append({"source": source, **options})
         return self.model
 
-    def stream(self, model: Any, ids: np.ndarray, *, cache: Cache | None, **options: Any):
+    def stream(self, model: Any, ids: np.ndarray, *, cache: Any, **options: Any):
         self.prompts.append("".join(map(chr, ids[0])))
-        self.options.append({**options, "cached": cache is not None})
-        held = (cache.lengths[0] if cache else 0) + ids.shape[1]
-        return Steps(self.says, Cache([held]))
+        self.options.append(options)
+        self.cached.append(cache)
+        return Steps(self.says, ids.shape[1])
+
+
+@dataclasses.dataclass
+class Stats:
+    prompt_tokens: list[int]
+    finish_reason: tuple[str] = ("stop",)
+    prefill_seconds: float = 0.5
+    tokens_per_second: float = 12.0
 
 
 class Steps:
-    """Like the decode loop: a token is run only when the next one is wanted."""
+    """A stream of characters; its cache is named after them."""
 
-    def __init__(self, text: str, cache: Cache):
-        self.text, self.cache = text, cache
+    def __init__(self, text: str, prompt: int):
+        self.text, self.cache, self.stats = text, f"cache after {text}", Stats([prompt])
 
     def __iter__(self):
-        for i, character in enumerate(self.text):
-            if i:
-                self.cache.lengths[0] += 1
-            yield np.array([ord(character)])
+        return (np.array([ord(character)]) for character in self.text)
 
 
 def set_stage(monkeypatch: pytest.MonkeyPatch, **given: Any) -> Stage:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,54 +13,46 @@ from flaxen.core.errors import InputError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+    from flaxen.generate import Stream
     from flaxen.model import Model
 
 
 @dataclass(frozen=True)
 class Answer:
-    """text: without stop strings; ids: all new tokens; cache: holds prompt and answer."""
+    """text: without stop strings; ids: all new tokens; stream: the finished one, with its cache."""
 
     text: str
     ids: list[int]
-    prompt_tokens: int
-    prefill_seconds: float
-    decode_seconds: float
-    cache: Any
-
-    @property
-    def prefill_speed(self) -> float | None:
-        """Prompt tokens per second until the first new token, compilation included."""
-        return self.prompt_tokens / self.prefill_seconds if self.ids else None
-
-    @property
-    def decode_speed(self) -> float | None:
-        """Tokens per second after the first one."""
-        return (len(self.ids) - 1) / self.decode_seconds if len(self.ids) > 1 else None
-
-    def line(self) -> str:
-        """What is said on stderr after the text."""
-        from flaxen.show import human_bytes, peak_memory
-
-        prompt = _counted("prompt", self.prompt_tokens, self.prefill_speed)
-        answer = _counted("answer", len(self.ids), self.decode_speed)
-        return f"{prompt} | {answer} | peak memory {human_bytes(peak_memory())}"
+    stream: Stream
 
     def as_dict(self) -> dict[str, Any]:
-        """For --json."""
+        """For --json. Speeds are in tokens per second; the first use of a shape compiles, too."""
         from flaxen.show import peak_memory
 
+        stats = self.stream.stats
         return {
             "text": self.text,
             "tokens": len(self.ids),
-            "prompt_tokens": self.prompt_tokens,
-            "prefill_tokens_per_second": self.prefill_speed,
-            "decode_tokens_per_second": self.decode_speed,
+            "prompt_tokens": stats.prompt_tokens[0],
+            "finish_reason": stats.finish_reason[0] or "stop",
+            "prefill_speed": stats.prompt_tokens[0] / stats.prefill_seconds,
+            "decode_speed": stats.tokens_per_second or None,
             "peak_memory_bytes": peak_memory(),
         }
 
+    def line(self) -> str:
+        """What is said on stderr after the text."""
+        from flaxen.show import human_bytes
 
-def _counted(what: str, tokens: int, speed: float | None) -> str:
-    return f"{what} {tokens} tokens" + (f", {speed:.1f} tokens/s" if speed else "")
+        told = self.as_dict()
+        pieces = [
+            f"prompt {told['prompt_tokens']} tokens, {told['prefill_speed']:.1f} tokens/s",
+            f"answer {told['tokens']} tokens",
+            f"peak memory {human_bytes(told['peak_memory_bytes'])}",
+        ]
+        if told["decode_speed"]:
+            pieces[1] += f", {told['decode_speed']:.1f} tokens/s"
+        return " | ".join(pieces)
 
 
 def answer(
@@ -85,10 +76,8 @@ def answer(
     if not ids:
         raise InputError("The prompt is empty; give at least one token.")
     words, text, new = TextStream(tok, stop=stop), "", []
-    start = first = time.perf_counter()
-    steps = stream(model, np.array([ids]), max_new_tokens=max_tokens, cache=cache, **sampling)
+    steps = stream(model, np.array([ids]), cache=cache, max_new_tokens=max_tokens, **sampling)
     for step in steps:
-        first = first if new else time.perf_counter()
         new.append(int(step[0]))
         piece = words.push(new[-1])
         text += piece
@@ -97,5 +86,4 @@ def answer(
             break
     rest = words.finish()
     write(rest)
-    now = time.perf_counter()
-    return Answer(text + rest, new, len(ids), first - start, now - first, steps.cache)
+    return Answer(text + rest, new, steps)

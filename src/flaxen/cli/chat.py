@@ -83,16 +83,9 @@ class Conversation:
             **self.options,
         )
         self.messages = [*messages, {"role": "assistant", "content": found.text}]
-        self._keep(found.cache, [*ids, *found.ids])
+        # The stream's cache holds the prompt and every token that was given out.
+        self._cache, self._held = found.stream.cache, [*ids, *found.ids]
         return found
-
-    def _keep(self, cache: Any, ids: list[int]) -> None:
-        """Remember what a cache holds: the last token was given out, but perhaps never run."""
-        # A cache that ran ahead of what was given out is of no use.
-        held = int(cache.lengths[0])
-        self.drop_cache()
-        if held <= len(ids):
-            self._cache, self._held = cache, ids[:held]
 
     def save(self, path: str) -> None:
         """Write the messages as one line that `flaxen train` reads."""

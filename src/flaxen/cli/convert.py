@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from flaxen.cli.options import Json, Loading, Source, about
 from flaxen.cli.output import print_json, progress_bar
+
+if TYPE_CHECKING:
+    from flaxen.model import Model
 
 
 def convert(
@@ -22,19 +25,26 @@ def convert(
     """Write a checkpoint as a Hugging Face folder."""
     if dry_run:
         return _relation(source, dtype, json)
+    import flaxen
+
     with progress_bar("Loading") as progress:
         model = Loading(dtype=dtype).load(source, progress=progress)
-    model.save(folder, dtype=dtype, max_shard_size=max_shard_size)
+    # A folder's tokenizer files are copied; a GGUF file has its tokenizer inside.
+    tok = flaxen.tokenizer(source) if source.endswith(".gguf") else None
+    with progress_bar("Saving") as progress:
+        model.save(folder, max_shard_size=max_shard_size, tokenizer=tok, progress=progress)
     return _summary(model, folder, json)
 
 
 def _relation(source: str, dtype: str | None, json: bool) -> None:
     from rich.console import Console
 
+    from flaxen.convert.relation import relate
+    from flaxen.families import find
     from flaxen.show import human_bytes, table
 
-    model = Loading(dtype=dtype).load(source, abstract=True)
-    rows = list(model.relation.table())
+    model = Loading(dtype=dtype).load(source, abstract=True, scan_layers=False)
+    rows = list(relate(model.module, find(model.config.model_type).names).table())
     if json:
         return print_json([row._asdict() for row in rows])
     printed = (
@@ -47,7 +57,7 @@ def _together(names: tuple[str, ...]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]} ({len(names)})"
 
 
-def _summary(model: object, folder: str, json: bool) -> None:
+def _summary(model: Model, folder: str, json: bool) -> None:
     from pathlib import Path
 
     from rich.console import Console
@@ -56,6 +66,6 @@ def _summary(model: object, folder: str, json: bool) -> None:
 
     files = {file.name: file.stat().st_size for file in sorted(Path(folder).iterdir())}
     if json:
-        return print_json({"folder": folder, "files": files, **totals(parts(model))})
+        return print_json({"folder": folder, "files": files, **totals(parts(model.module))})
     rows = ((name, human_bytes(size)) for name, size in files.items())
     return Console().print(table(["file", "size"], rows, title=folder))

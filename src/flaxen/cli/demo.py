@@ -68,8 +68,9 @@ def _answer(model: Model, tok: PreTrainedTokenizerFast, rows: dict[str, Any]) ->
     write_now("\n")
     # Once more, now that everything is compiled.
     found = answer(model, tok, ids, max_tokens=32, sampling={})
-    rows["prefill"] = f"{found.prefill_speed or 0:.0f} tokens/s"
-    rows["decode"] = f"{found.decode_speed or 0:.0f} tokens/s"
+    told = found.as_dict()
+    rows["prefill"] = f"{told['prefill_speed']:.0f} tokens/s"
+    rows["decode"] = f"{told['decode_speed']:.0f} tokens/s"
 
 
 def _convert(
@@ -78,8 +79,7 @@ def _convert(
     import flaxen
 
     _heading(f"Converting to a Hugging Face folder: {folder}")
-    model.save(folder)
-    tok.save_pretrained(folder)
+    model.save(folder, tokenizer=tok)
     again = folder.with_name("saved-again")
     flaxen.load(str(folder)).save(again)
     same = all(
@@ -104,13 +104,13 @@ def _tune(
 ) -> None:
     from flaxen.show import loss_picture
     from flaxen.train import Settings, fit
-    from flaxen.tune import add_lora, merge_lora
+    from flaxen.tune import add_lora, merge
 
     _heading("Fine-tuning on chapters of Moby-Dick")
     before = perplexity(model, tok, TEXTS / "moby_dick_test.txt")
     settings = Settings(steps=steps, batch_size=4, sequence_length=256, learning_rate=5e-4, seed=0)
     start = time.perf_counter()
-    tuned = add_lora(model, rank=8, alpha=16.0, targets=None, seed=0)
+    tuned = add_lora(model, rank=8, alpha=16.0)
     with step_bar() as on_step:
         tuned = fit(
             tuned,
@@ -121,9 +121,8 @@ def _tune(
             on_step=on_step,
         )
     rows["fine-tuning"] = f"{steps} steps in {time.perf_counter() - start:.0f} s"
-    merged = merge_lora(tuned)
-    merged.save(folder / "tuned")
-    tok.save_pretrained(folder / "tuned")
+    merged = merge(tuned)
+    merged.save(folder / "tuned", tokenizer=tok)
     after = perplexity(merged, tok, TEXTS / "moby_dick_test.txt")
     rows["perplexity of two other chapters"] = f"{before:.1f} before, {after:.1f} after"
     rows["loss picture"] = str(loss_picture(folder / "run/log.jsonl", folder / "run/loss.png"))

@@ -30,7 +30,9 @@ def doctor(
     Only headers are read. The exit status is 1 if something is missing or does not fit.
     """
     enough_cpu_devices(loading.mesh)
-    abstract = Loading(dtype=loading.dtype).load(model, abstract=True, strict=False)
+    abstract = Loading(dtype=loading.dtype).load(
+        model, abstract=True, strict=False, scan_layers=False
+    )
     found = {
         "environment": environment(),
         "checkpoint": dataclasses.asdict(abstract.loading),
@@ -62,8 +64,10 @@ def memory(abstract: Model, loading: Loading, length: int) -> dict[str, int]:
     """Bytes on one device: weights, a cache for `length` tokens, and what the device has."""
     from flaxen.show import cache_bytes_per_token, device_memory, parts
 
-    tree = parts(abstract, planned(loading.mesh, loading.plan))
-    per_token = cache_bytes_per_token(abstract, itemsize=tree.nbytes // max(tree.parameters, 1))
+    tree = parts(abstract.module, planned(loading.mesh, loading.plan))
+    per_token = cache_bytes_per_token(
+        abstract.module, itemsize=tree.nbytes // max(tree.parameters, 1)
+    )
     return {
         "weights": tree.device_bytes,
         "cache_per_token": per_token,

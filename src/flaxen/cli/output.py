@@ -29,15 +29,14 @@ def write_now(text: str) -> None:
 
 
 @contextmanager
-def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr, as `report(done, total)` in bytes; nothing where stderr is no terminal."""
+def progress_bar(title: str) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr that is told bytes as they arrive; nothing where stderr is no terminal."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
         DownloadColumn,
         Progress,
         TextColumn,
-        TimeRemainingColumn,
         TransferSpeedColumn,
     )
 
@@ -47,10 +46,9 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
         BarColumn(),
         DownloadColumn(binary_units=True),
         TransferSpeedColumn(),
-        TimeRemainingColumn(),
     )
     with Progress(
         *columns, console=console, transient=True, disable=not console.is_terminal
     ) as bar:
         task = bar.add_task(title, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        yield lambda size: bar.advance(task, size)

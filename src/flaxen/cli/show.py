@@ -25,7 +25,8 @@ def show(
     """
     from flaxen.show import attention_choices, parts, totals
 
-    abstract = Loading(dtype=loading.dtype).load(model, abstract=True)
+    loaded = Loading(dtype=loading.dtype).load(model, abstract=True, scan_layers=False)
+    abstract = loaded.module
     placement = planned(loading.mesh, loading.plan)
     tree = parts(abstract, placement)
     kinds = {

@@ -63,25 +63,23 @@ def train(
     if full and adapters.lora_rank:
         raise InputError("--full trains all weights and --lora-rank adapters; give one of them.")
     rank = 0 if full else adapters.lora_rank or 8
+    alpha = adapters.lora_alpha or 2.0 * rank
     for path in (data, eval_data):
         if path is not None and not Path(path).is_file():
             raise InputError(f"There is no file {path!r} to learn from.")
     import flaxen
+    from flaxen.families import find
     from flaxen.show import loss_picture
     from flaxen.train import Settings, fit
-    from flaxen.tune import add_lora, merge_lora, save_adapters
+    from flaxen.tune import add_lora, save_adapter
+    from flaxen.tune import merge as merged
 
     tok = flaxen.tokenizer(model)
     with progress_bar("Loading") as progress:
         loaded = loading.load(model, progress=progress)
     if rank:
-        loaded = add_lora(
-            loaded,
-            rank=rank,
-            alpha=adapters.lora_alpha or 2.0 * rank,
-            targets=adapters.lora_target,
-            seed=learning.seed,
-        )
+        chosen = {"targets": adapters.lora_target} if adapters.lora_target else {}
+        loaded = add_lora(loaded, rank=rank, alpha=alpha, seed=learning.seed, **chosen)
     settings = Settings(**_settings(learning, rank))
     with step_bar() as on_step:
         loaded = fit(
@@ -90,11 +88,11 @@ def train(
     folder = Path(output)
     remark(f"Loss: {loss_picture(folder / 'log.jsonl', folder / 'loss.png')}")
     if rank:
-        save_adapters(loaded, folder / "adapters")
+        names = find(loaded.config.model_type).names
+        save_adapter(loaded, folder / "adapters", names, alpha=alpha, base=model)
         remark(f"Adapters: {folder / 'adapters'}")
     if merge or not rank:
-        (merge_lora(loaded) if rank else loaded).save(folder / "model")
-        tok.save_pretrained(folder / "model")
+        (merged(loaded) if rank else loaded).save(folder / "model", tokenizer=tok)
         remark(f"Model: {folder / 'model'}")
 
 
