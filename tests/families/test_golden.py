@@ -1,4 +1,4 @@
-"""The five families against Transformers on torch: logits, loss, gradients, greedy tokens, bytes."""
+"""Five families against Transformers on torch: logits, loss, gradients, greedy tokens, bytes."""
 
 from __future__ import annotations
 

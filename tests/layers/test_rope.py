@@ -75,7 +75,7 @@ def test_interleaved_pairs_neighbours():
 
 
 def test_positions_stay_apart_in_bfloat16():
-    """bfloat16 holds 8 bits: 256 and 257 are the same number there, so angles must not be made of it."""
+    """In bfloat16 256 and 257 are the same number, so angles must not be made of it."""
     r = rope({"rope_theta": 1e4}, head_dim=8, max_positions=8192)
     positions = jnp.array([[255, 256, 257, 4095]])
     x = jnp.ones((1, 4, 1, 8), jnp.bfloat16)

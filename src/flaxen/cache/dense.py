@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 
 from flaxen.core.errors import CacheError
 from flaxen.core.tree import module
@@ -77,7 +78,7 @@ def room_for(cache: Cache, tokens: int) -> None:
     Raises:
         CacheError: naming what is stored, asked and available.
     """
-    if isinstance(cache.index, jax.core.Tracer):
+    if isinstance(cache.index, Tracer):
         return
     used = int(cache.index)
     if used + tokens > cache.capacity:

@@ -59,11 +59,21 @@ class Param:
         return self.size * np.dtype(self.dtype or np.float32).itemsize
 
 
-def param(layout: str = "", *, init: str = "normal", **axes: int) -> Param:
-    """A `Param` whose tensor in the file has the same axes in the same order, unless `layout`
-    differs.
+def param(layout: str = "", /, **axes: int) -> Param:
+    """A `Param` whose tensor in the file has the same axes in the same order, unless `layout` says
+    otherwise; fresh ones are normal.
     """
-    return Param(axes, layout or " ".join(axes), init)
+    return Param(axes, layout or " ".join(axes))
+
+
+def zeros_param(layout: str = "", /, **axes: int) -> Param:
+    """A `Param` that is zero when fresh."""
+    return Param(axes, layout or " ".join(axes), "zeros")
+
+
+def ones_param(layout: str = "", /, **axes: int) -> Param:
+    """A `Param` that is one when fresh."""
+    return Param(axes, layout or " ".join(axes), "ones")
 
 
 def is_param(x: Any) -> bool:

@@ -61,7 +61,9 @@ def rope(parameters: Mapping[str, Any], head_dim: int, max_positions: int, **kw:
     Raises:
         ConfigError: for a type this library does not have, or one whose fields are missing.
     """
-    fields = {k: tuple(v) if isinstance(v, list) else v for k, v in parameters.items()}
+    fields: dict[str, Any] = {
+        k: tuple(v) if isinstance(v, list) else v for k, v in parameters.items()
+    }
     kind = fields.setdefault("rope_type", "default")
     ROPE_TYPES[kind]
     missing = [f for f in ("rope_theta", *_REQUIRED.get(kind, ())) if fields.get(f) is None]

@@ -17,7 +17,7 @@ from flaxen.models.outputs import CausalOutput
 
 def whole_context(
     decoder: Decoder,
-    shape: tuple[int, int],
+    shape: tuple[int, ...],
     runtime: Runtime,
     attention_mask: jax.Array | None = None,
     position_ids: jax.Array | None = None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 from jax.sharding import AxisType, Mesh
@@ -68,7 +69,7 @@ def resolve_sizes(sizes: Mapping[str, int], devices: int) -> dict[str, int]:
 
 def make_mesh(
     spec: str | Mapping[str, int] | Sequence[tuple[str, int]] | Mesh,
-    devices: Sequence[jax.Device] | None = None,
+    devices: Sequence[Any] | None = None,
 ) -> Mesh:
     """A `jax.sharding.Mesh` from a description; it takes the first devices when it needs fewer than
     there are.
