@@ -50,14 +50,14 @@ class Loaded:
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    module: Any
+    module: list[Any]
     loading: Loaded = Loaded()
 
 
 def tiny(**report: Any) -> Model:
     """An abstract model with two layers of attention."""
     sizes = {"embed": 32, "heads": 4, "kv_heads": 2, "head_dim": 8}
-    return Model({"layers": [attention(**sizes) for _ in range(2)]}, loading=Loaded(**report))
+    return Model([attention(**sizes) for _ in range(2)], loading=Loaded(**report))
 
 
 @dataclasses.dataclass

@@ -134,8 +134,8 @@ def perplexity(model: Model, tok: PreTrainedTokenizerFast, text: Path, length: i
 
     ids = np.array(encode(tok, text.read_text(encoding="utf-8")))
     rows = ids[: len(ids) // length * length].reshape(-1, length)
-    losses = [float(model(row[None], labels=row[None]).loss) for row in rows]
-    return math.exp(sum(losses) / len(losses))
+    losses = [np.asarray(model(row[None], labels=row[None]).loss) for row in rows]
+    return math.exp(np.mean(losses))
 
 
 def _heading(text: str) -> None:

@@ -30,9 +30,9 @@ def doctor(
     Only headers are read. The exit status is 1 if something is missing or does not fit.
     """
     enough_cpu_devices(loading.mesh)
-    abstract = Loading(dtype=loading.dtype).load(
-        model, abstract=True, strict=False, scan_layers=False
-    )
+    options = {"abstract": True, "strict": False, "scan_layers": False}
+    abstract = Loading(dtype=loading.dtype).load(model, **options)
+    assert abstract.loading is not None
     found = {
         "environment": environment(),
         "checkpoint": dataclasses.asdict(abstract.loading),
@@ -65,9 +65,8 @@ def memory(abstract: Model, loading: Loading, length: int) -> dict[str, int]:
     from flaxen.show import cache_bytes_per_token, device_memory, parts
 
     tree = parts(abstract.module, planned(loading.mesh, loading.plan))
-    per_token = cache_bytes_per_token(
-        abstract.module, itemsize=tree.nbytes // max(tree.parameters, 1)
-    )
+    itemsize = tree.nbytes // tree.parameters
+    per_token = cache_bytes_per_token(abstract.module, itemsize)
     return {
         "weights": tree.device_bytes,
         "cache_per_token": per_token,
@@ -83,6 +82,7 @@ def problems_in(found: dict[str, Any]) -> list[str]:
         "missing": "tensors are missing",
         "mismatched": "tensors have another shape than the config says",
         "unexpected": "tensors belong to no part of the model",
+        "untied": "tensors differ from those that the config ties them to",
         "unread": "config keys were not understood",
     }
     problems = [f"{len(report[key])} {text}" for key, text in said.items() if report.get(key)]
