@@ -9,6 +9,8 @@ import jax.numpy as jnp
 
 from flaxen.attention import Scene
 from flaxen.cache import Cache
+from flaxen.core.tree import walk
+from flaxen.layers.attention import Attention
 from flaxen.layers.context import Context, Runtime
 from flaxen.layers.cross_entropy import IGNORED
 from flaxen.models.decoder import Decoder
@@ -97,11 +99,11 @@ def extend(
     at, positions = cache.index, cache.lengths[:, None] + jnp.cumsum(valid, 1) - 1
     cache = cache.advance(valid)
     T, S = ids.shape[1], cache.capacity
-    scene = Scene(
-        q_slots=at + jnp.arange(T, dtype=jnp.int32),
-        k_slots=jnp.arange(S, dtype=jnp.int32),
-        keep=cache.keep,
-    )
+    q_slots, k_slots = at + jnp.arange(T, dtype=jnp.int32), jnp.arange(S, dtype=jnp.int32)
+    if any(isinstance(m, Attention) and m.mask.window for m in walk(decoder.layers)):
+        # A window counts tokens: padding inside a row must not use it up.
+        q_slots, k_slots = positions, jnp.cumsum(cache.keep, 1, dtype=jnp.int32) - 1
+    scene = Scene(q_slots=q_slots, k_slots=k_slots, keep=cache.keep)
     ctx = decoder.context(jnp.maximum(positions, 0), scene, runtime, at=at)
     x, layers, _ = decoder.hidden(ids, ctx, cache.layers)
     x = jnp.where(at + T <= S, x, jnp.nan)
