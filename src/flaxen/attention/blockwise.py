@@ -9,10 +9,26 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from flaxen.attention.call import Call, Scene, visible
+from flaxen.attention.choose import Mechanism, register
 from flaxen.core.dot import arithmetic, product
 
 SCORES = (((3,), (3,)), ((0, 1), (0, 1)))
 MIX = (((3,), (2,)), ((0, 1), (0, 1)))
+
+
+def attend(q: jax.Array, k: jax.Array, v: jax.Array, call: Call, scene: Scene) -> jax.Array:
+    """A sequence to itself by triangular blocks, queries to a cache by one product."""
+    if not (call.aligned and call.mask.causal):
+        major = (jnp.swapaxes(x, 1, 2) for x in (k, v))
+        see = visible(call.mask, scene)
+        return decode_one(q, *major, scale=call.scale, keep=see, softcap=call.softcap)
+    keep = None if scene.keep is None else scene.keep[:, None, :]
+    if scene.q_segments is not None and scene.k_segments is not None:
+        same = scene.q_segments[:, :, None] == scene.k_segments[:, None, :]
+        keep = same if keep is None else same & keep
+    window, softcap = call.mask.window, call.softcap
+    return triangular(q, k, v, scale=call.scale, window=window, softcap=softcap, keep=keep)
 
 
 def triangular(
@@ -131,3 +147,13 @@ def _flat(x: jax.Array) -> jax.Array:
     """(B, K, G, T, H) -> (B, T, N, H)."""
     batch, kv_heads, group, length, width = x.shape
     return jnp.transpose(x, (0, 3, 1, 2, 4)).reshape(batch, length, kv_heads * group, width)
+
+
+register(
+    Mechanism(
+        "blockwise",
+        attend,
+        refuse=lambda call: None,
+        prefer=lambda call: 3 if call.platform == "cpu" else 0,
+    )
+)

@@ -39,6 +39,7 @@ def match(
             continue
         if head is not None:
             found.setdefault(source, head)
+            report.doubled.append(target)
         report.tied[target] = source
     report.missing = [name for name in expected if name not in found]
     report.mismatched = [

@@ -22,7 +22,8 @@ class Mismatch(NamedTuple):
 class Report:
     """How a checkpoint fitted a model. Names are those of the hub.
 
-    `tied` maps a tensor that is not kept to the one used in its place; `untied` holds such pairs
+    `tied` maps a tensor that is not kept to the one used in its place, `doubled` lists those that the
+    file holds all the same, and saving writes again; `untied` holds such pairs
     that the config declares equal although the file differs; `unread` are config keys nobody read.
     """
 
@@ -30,6 +31,7 @@ class Report:
     unexpected: list[str] = dataclasses.field(default_factory=list)
     mismatched: list[Mismatch] = dataclasses.field(default_factory=list)
     tied: dict[str, str] = dataclasses.field(default_factory=dict)
+    doubled: list[str] = dataclasses.field(default_factory=list)
     untied: list[tuple[str, str]] = dataclasses.field(default_factory=list)
     unread: list[str] = dataclasses.field(default_factory=list)
     bytes_read: int = 0
