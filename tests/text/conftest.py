@@ -73,7 +73,7 @@ def tok(byte_file):
 
 @pytest.fixture
 def piece_file(tmp_path) -> Path:
-    pieces = ["▁hello", "hello", "llo", "he", "ll", *"▁helowrd"]
+    pieces = ["▁hello", "hello", "llo", "he", "ll", *"▁helowrd", "el"]
     bytes_ = [f"<0x{i:02X}>" for i in range(256)]
     tokens = ["<unk>", "<s>", "</s>", *bytes_, *pieces, "  "]
     kinds = [2, 3, 3, *[6] * 256, *[1] * len(pieces), 4]

@@ -139,9 +139,17 @@ def test_white_space_tokens_of_an_answer_are_marked_though_offsets_are_trimmed(t
     from tokenizers.processors import ByteLevel
 
     tok.backend_tokenizer.post_processor = ByteLevel(trim_offsets=True)
-    talk = [HELLO[0], {"role": "assistant", "content": "a \t\n b"}]
+    tok.chat_template = MARKED.replace("<|im_end|>", "")
+    talk = [HELLO[0], {"role": "assistant", "content": "a \t b\n "}]
     ids, mask = render_with_mask(tok, talk)
-    assert marked(tok, ids, mask) == "a \t\n b<|im_end|>"
+    assert marked(tok, ids, mask) == "a \t b\n "
+
+
+def test_the_end_of_a_turn_is_marked_also_where_it_serves_as_padding(tok):
+    tok.pad_token = tok.eos_token
+    ids, mask = render_with_mask(tok, TALK)
+    ends = [m for i, m in zip(ids, mask, strict=True) if i == tok.eos_token_id]
+    assert ends == [0, 1, 0, 1]
 
 
 def test_no_assistant_is_an_error(tok):
