@@ -102,6 +102,18 @@ def test_the_assistants_tokens_are_marked_without_marks_in_the_template(tok):
     assert marked(tok, ids, mask) == "hello<|im_end|>\n\n no<|im_end|>"
 
 
+def test_any_special_token_may_end_a_turn(tok):
+    tok.eos_token = "<bos>"
+    ids, mask = render_with_mask(tok, TALK[:2])
+    assert marked(tok, ids, mask) == "hello<|im_end|>"
+
+
+def test_a_template_without_such_tokens_keeps_the_white_space(tok):
+    tok.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    ids, mask = render_with_mask(tok, TALK[:2])
+    assert marked(tok, ids, mask) == "assistant: hello\n"
+
+
 def test_a_token_across_the_border_belongs_to_the_answer(tok):
     """The prompt's line break and the answer's make one token: ids of prefixes do not match."""
     ids, mask = render_with_mask(tok, TALK)
