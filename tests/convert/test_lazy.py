@@ -6,7 +6,7 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from flaxen.convert.arrays import ArrayTensor
@@ -19,6 +19,7 @@ class Source(LazyTensor):
 
     def __init__(self, array: np.ndarray, shows_memory: bool):
         self.array, self.shape, self.dtype = array, array.shape, array.dtype
+        array.flags.writeable = False
         self.counter, self.shows_memory = ByteCounter(), shows_memory
 
     def fill(self, box: Box, out: np.ndarray) -> None:
@@ -102,6 +103,7 @@ def test_a_strided_target_is_filled_in_place(case):
 def test_a_view_is_the_same_memory_or_nothing(case):
     lazy, array, sources, box = case
     seen = lazy.view(box)
+    event("seen" if seen is not None else "not seen")
     if seen is not None:
         np.testing.assert_array_equal(seen, array[box])
         assert any(np.shares_memory(seen, s.array) for s in sources)
@@ -134,7 +136,7 @@ def test_conversion_rounds_as_numpy_does_and_keeps_its_intermediate_small():
 
     got = Watching(array, shows_memory=False).astype(ml_dtypes.bfloat16).read()
     np.testing.assert_array_equal(got, array.astype(ml_dtypes.bfloat16))
-    assert max(largest) <= 1 << 22 < array.nbytes
+    assert max(largest) <= 1 << 21 < array.nbytes
 
 
 @given(st.lists(st.integers(1, 5), max_size=4), st.integers(1, 40))
