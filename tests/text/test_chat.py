@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conftest import CHATML
+from tiny_words import CHATML
 
 from flaxen.core.errors import InputError
 from flaxen.text import decode, encode, encode_chat, render_chat, render_with_mask

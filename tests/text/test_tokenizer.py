@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from conftest import MERGES, byte_tokens, write_words
+from tiny_words import MERGES, byte_tokens, write_words
 
 from flaxen.core.errors import CheckpointError
 from flaxen.text import decode, encode, tokenizer

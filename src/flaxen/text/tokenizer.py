@@ -34,7 +34,7 @@ def tokenizer(path: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
     except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
         kind = "folder" if Path(where).is_dir() else "path or hub id"
         raise CheckpointError(
-            f"No tokenizer can be made of the {kind} {where!r}: {error} "
+            f"No tokenizer can be made of the {kind} {where!r}: {next(iter(str(error).splitlines()), type(error).__name__)} "
             "What is looked for is a tokenizer.json, with its tokenizer_config.json."
         ) from error
     if not isinstance(found, PreTrainedTokenizerFast):
