@@ -136,7 +136,7 @@ def test_conversion_rounds_as_numpy_does_and_keeps_its_intermediate_small():
 
     got = Watching(array, shows_memory=False).astype(ml_dtypes.bfloat16).read()
     np.testing.assert_array_equal(got, array.astype(ml_dtypes.bfloat16))
-    assert max(largest) <= 1 << 22 < array.nbytes
+    assert max(largest) <= 1 << 21 < array.nbytes
 
 
 @given(st.lists(st.integers(1, 5), max_size=4), st.integers(1, 40))

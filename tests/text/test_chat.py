@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conftest import CHATML
+from tiny_words import CHATML
 
 from flaxen.core.errors import InputError
 from flaxen.text import decode, encode, encode_chat, render_chat, render_with_mask
@@ -102,6 +102,18 @@ def test_the_assistants_tokens_are_marked_without_marks_in_the_template(tok):
     assert marked(tok, ids, mask) == "hello<|im_end|>\n\n no<|im_end|>"
 
 
+def test_any_special_token_may_end_a_turn(tok):
+    tok.eos_token = "<bos>"
+    ids, mask = render_with_mask(tok, TALK[:2])
+    assert marked(tok, ids, mask) == "hello<|im_end|>"
+
+
+def test_a_template_without_such_tokens_keeps_the_white_space(tok):
+    tok.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    ids, mask = render_with_mask(tok, TALK[:2])
+    assert marked(tok, ids, mask) == "assistant: hello\n"
+
+
 def test_a_token_across_the_border_belongs_to_the_answer(tok):
     """The prompt's line break and the answer's make one token: ids of prefixes do not match."""
     ids, mask = render_with_mask(tok, TALK)
@@ -139,9 +151,17 @@ def test_white_space_tokens_of_an_answer_are_marked_though_offsets_are_trimmed(t
     from tokenizers.processors import ByteLevel
 
     tok.backend_tokenizer.post_processor = ByteLevel(trim_offsets=True)
-    talk = [HELLO[0], {"role": "assistant", "content": "a \t\n b"}]
+    tok.chat_template = MARKED.replace("<|im_end|>", "")
+    talk = [HELLO[0], {"role": "assistant", "content": "a \t b\n "}]
     ids, mask = render_with_mask(tok, talk)
-    assert marked(tok, ids, mask) == "a \t\n b<|im_end|>"
+    assert marked(tok, ids, mask) == "a \t b\n "
+
+
+def test_the_end_of_a_turn_is_marked_also_where_it_serves_as_padding(tok):
+    tok.pad_token = tok.eos_token
+    ids, mask = render_with_mask(tok, TALK)
+    ends = [m for i, m in zip(ids, mask, strict=True) if i == tok.eos_token_id]
+    assert ends == [0, 1, 0, 1]
 
 
 def test_no_assistant_is_an_error(tok):

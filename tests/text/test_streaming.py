@@ -81,6 +81,7 @@ def test_what_only_began_like_a_stop_string_is_released(tok):
 
 def test_the_stop_string_that_is_complete_first_counts(tok):
     assert streamed(tok, ["xabcdef"], ["abcdef", "bcd"]) == (["xa", ""], True)
+    assert streamed(tok, ["xhello"], ["hello", "ell"]) == (["xh", ""], True)
     assert streamed(tok, ["xab", "cd", "ef"], ["abcdef", "bcd"]) == (["x", "a", "", ""], True)
 
 

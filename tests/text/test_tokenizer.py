@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from conftest import MERGES, byte_tokens, write_words
+from tiny_words import MERGES, byte_tokens, write_words
 
 from flaxen.core.errors import CheckpointError
 from flaxen.text import decode, encode, tokenizer
@@ -32,9 +32,14 @@ def test_sentencepiece_joins_by_score_and_falls_back_to_bytes(piece_tok):
     assert tokens == ["<s>", "▁hello", "▁", "<0xC3>", "<0xA9>"]
 
 
+def test_the_better_score_is_joined_first(piece_tok):
+    assert piece_tok.tokenize("hel") == ["▁", "he", "l"]
+
+
 def test_user_defined_tokens_are_found_before_the_text_is_cut(piece_tok):
     tokens = piece_tok.convert_ids_to_tokens(encode(piece_tok, "he  llo"))
     assert tokens == ["<s>", "▁", "he", "  ", "▁", "llo"]
+    assert decode(piece_tok, encode(piece_tok, "he  ")) == "he  "
 
 
 @pytest.mark.parametrize(
@@ -77,6 +82,11 @@ def test_bos_is_added_once(piece_tok):
     assert encode(piece_tok, "hello").count(bos) == 1
     assert encode(piece_tok, "<s>hello").count(bos) == 1
     assert encode(piece_tok, "<s>hello")[0] == bos
+
+
+def test_a_bos_written_twice_stays(piece_tok):
+    piece_tok.add_bos_token = False
+    assert encode(piece_tok, "<s><s>hello").count(piece_tok.bos_token_id) == 2
 
 
 def test_a_length_limit_in_the_tokenizer_file_does_not_cut(tok):

@@ -6,6 +6,7 @@ A view never reads: it pushes the box that is asked of it back to boxes of its s
 from __future__ import annotations
 
 import math
+import mmap
 import threading
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -18,6 +19,9 @@ Box = tuple[slice, ...]
 
 ALIGNMENT = 64
 """Bytes; XLA takes a host buffer without copying it only if it starts at a multiple of this."""
+
+LARGE = 1 << 20
+"""Bytes from which an array gets pages of its own."""
 
 
 def whole(shape: Sequence[int]) -> Box:
@@ -46,6 +50,10 @@ def shifted(part: slice, by: int) -> slice:
 def aligned_empty(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
     """A fresh C-contiguous array that starts at a multiple of 64 bytes."""
     nbytes = math.prod(shape) * dtype.itemsize
+    if nbytes >= LARGE:
+        # NumPy would ask for huge pages, and clearing those can take longer than reading the file.
+        pages = mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return np.frombuffer(pages, dtype).reshape(shape)
     raw = np.empty(nbytes + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
     return raw[start : start + nbytes].view(dtype).reshape(shape)

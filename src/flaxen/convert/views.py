@@ -10,7 +10,7 @@ import numpy as np
 from flaxen.convert.lazy import Box, LazyTensor, Mapped, box_shape, shifted
 from flaxen.convert.reshaping import Reshape
 
-CHUNK = 1 << 22
+CHUNK = 1 << 21
 """Bytes of a dtype conversion's intermediate copy."""
 
 
@@ -94,8 +94,13 @@ class Converted(LazyTensor):
                 found.counter.add(found.array.nbytes)
                 np.copyto(out, found.array, casting="unsafe")
                 return
-            for part, inside in slabs(box, self.parent.dtype.itemsize, CHUNK):
-                np.copyto(out[(*inside, ...)], self.parent.read(part), casting="unsafe")
+            source = self.parent.dtype
+            buffer = np.empty(min(CHUNK, out.size * source.itemsize), np.uint8)
+            for part, inside in slabs(box, source.itemsize, CHUNK):
+                target = out[(*inside, ...)]
+                values = buffer[: target.size * source.itemsize].view(source)
+                self.parent.fill(part, values.reshape(target.shape))
+                np.copyto(target, values.reshape(target.shape), casting="unsafe")
 
 
 class Concatenated(LazyTensor):

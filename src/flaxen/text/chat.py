@@ -7,13 +7,16 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flaxen.core.errors import InputError
-from flaxen.text.tokenizer import encode_with_offsets
+from flaxen.text.tokenizer import decode, encode_with_offsets
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 Message = dict[str, Any]
 Span = tuple[int, int]
+
+TAIL = 64
+"""Characters in which the last token of a text surely lies."""
 
 _MARKER = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
@@ -112,7 +115,9 @@ def _spans(
 def _end_of_turn(tok: PreTrainedTokenizerFast, text: str) -> int:
     """Where the assistant stops: white space after the token that ends its turn is not its own."""
     bare = text.rstrip()
-    return len(bare) if bare.endswith(tuple(tok.all_special_tokens)) else len(text)
+    last = tok(bare[-TAIL:], add_special_tokens=False)["input_ids"][-1:]
+    # Decoding leaves out special tokens, and them alone.
+    return len(bare) if last and not decode(tok, last) else len(text)
 
 
 def _template(tok: PreTrainedTokenizerFast, tools: Any) -> str:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 BROKEN = "\ufffd"
 WINDOW, KEPT = 24, 8
-"""Tokens decoded again at each step, at most; and how many of them stay when they are cut down."""
+"""Tokens decoded again at each step; and how many stay then: enough for any one character."""
 
 
 class TextStream:
@@ -79,13 +79,12 @@ class TextStream:
         return fresh
 
     def _cut(self, text: str) -> None:
-        """Forget the front of the window, where what is left decodes to the same text."""
-        for kept in range(KEPT, KEPT + 4):
-            rest = decode(self._tok, self._window[-kept:])
-            if rest and text.endswith(rest):
-                self._window = self._window[-kept:]
-                self._shown -= len(text) - len(rest)
-                return
+        """Forget the front of the window, if some text is left for a decoder to strip its start."""
+        rest = decode(self._tok, self._window[-KEPT:])
+        if rest:
+            # Counted from the end: where the cut goes through a character, the beginning differs.
+            self._window = self._window[-KEPT:]
+            self._shown -= len(text) - len(rest)
 
 
 class _StopSearch:

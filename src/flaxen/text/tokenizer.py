@@ -32,9 +32,10 @@ def tokenizer(path: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
     try:
         found = AutoTokenizer.from_pretrained(where, trust_remote_code=False)
     except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
+        why = next(iter(str(error).splitlines()), type(error).__name__)
         kind = "folder" if Path(where).is_dir() else "path or hub id"
         raise CheckpointError(
-            f"No tokenizer can be made of the {kind} {where!r}: {error} "
+            f"No tokenizer can be made of the {kind} {where!r}: {why} "
             "What is looked for is a tokenizer.json, with its tokenizer_config.json."
         ) from error
     if not isinstance(found, PreTrainedTokenizerFast):
