@@ -21,7 +21,9 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[Any]], title: str | No
     made = Table(title=title, box=SIMPLE_HEAD, title_justify="left", pad_edge=False)
     for i, header in enumerate(headers):
         numbers = rows and all(isinstance(row[i], int | float | None) for row in rows)
-        made.add_column(header, justify="right" if numbers else "left", overflow="fold")
+        side = "right" if numbers else "left"
+        # The first column names the row: it stays in one piece where there is too little room.
+        made.add_column(header, justify=side, overflow="fold", no_wrap=i == 0)
     for row in rows:
         made.add_row(*(_cell(value) for value in row))
     return made
