@@ -79,8 +79,9 @@ def hub_tensors(model: Model) -> dict[str, LazyTensor]:
             f"{', '.join(extra[:4])}. Merge adapters first (flaxen.tune.merge)."
         )
     out = relation.save(lazies)
-    for target, source in (model.loading.tied if model.loading else {}).items():
-        out[target] = out[source]
+    report = model.loading
+    for target in report.doubled if report else ():
+        out[target] = out[report.tied[target]]
     return out
 
 

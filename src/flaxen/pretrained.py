@@ -67,7 +67,7 @@ def load(
     module, family, reading = abstract_module(config)
     relation = relate(module, family.names)
     lazies, report = match(relation, _renamed(checkpoint, key_mapping), _tied(module, relation))
-    report = dataclasses.replace(report, unread=reading.unread())
+    report = dataclasses.replace(report, unread=list(reading.unread()))
     report.raise_if_bad(strict)
     scan = platform() != "cpu" if scan_layers is None else scan_layers
     module = _described(module, lazies, kind)
@@ -127,7 +127,8 @@ def _tied(module: Any, relation: Relation) -> dict[str, str]:
     """Hub names of weights that share another's tensor: a head tied to the embeddings."""
     if module.lm_head is not None:
         return {}
-    return {"lm_head.weight": relation.names("embed_tokens.weight")[0]}
+    row = next(row for row in relation.table() if row.path == "embed_tokens.weight")
+    return {"lm_head.weight": row.names[0]}
 
 
 def _described(module: Any, lazies: Mapping[str, LazyTensor], kind: np.dtype | None) -> Any:
@@ -235,6 +236,6 @@ def from_config(
     origin = Origin(
         config_json=json.dumps(raw, sort_keys=True, default=str),
         runtime=Runtime(attention=attention, remat=remat, placement=placement),
-        loading=Report(unread=reading.unread()),
+        loading=Report(unread=list(reading.unread())),
     )
     return Model(module=module, origin=origin)

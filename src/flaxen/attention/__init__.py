@@ -2,7 +2,7 @@
 was chosen.
 """
 
-from flaxen.attention import sdpa, vanilla  # noqa: F401  (each registers itself)
+from flaxen.attention import blockwise, sdpa, vanilla  # noqa: F401  (each registers itself)
 from flaxen.attention.call import Call, Mask, Scene, visible
 from flaxen.attention.choose import MECHANISMS, Mechanism, choose, explain, register
 

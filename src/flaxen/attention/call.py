@@ -24,7 +24,7 @@ class Mask:
 class Scene:
     """Where queries and keys stand in their sequence, and which keys exist.
 
-    q_slots: (T,), k_slots: (S,) slot numbers; keep: (B, S) False for padding and unused slots;
+    q_slots: (T,) or (B, T), k_slots: (S,) or (B, S) slot numbers; keep: (B, S) False for padding and unused slots;
     q_segments (B, T), k_segments (B, S): documents packed into a row see only themselves.
     `aligned` says that query i stands at key i, so that a mechanism may skip the upper triangle.
     """
@@ -39,7 +39,7 @@ class Scene:
 
 def visible(mask: Mask, scene: Scene) -> jax.Array:
     """The mask spelled out: (B or 1, T, S), True where a query sees a key."""
-    q, k = scene.q_slots[:, None], scene.k_slots[None, :]
+    q, k = scene.q_slots[..., :, None], scene.k_slots[..., None, :]
     see = jnp.ones(jnp.broadcast_shapes(q.shape, k.shape), bool)
     if mask.causal:
         see = see & (k <= q)
@@ -47,7 +47,7 @@ def visible(mask: Mask, scene: Scene) -> jax.Array:
         see = see & (q - k < mask.window)
         if not mask.causal:
             see = see & (k - q < mask.window)
-    see = see[None]
+    see = see if see.ndim == 3 else see[None]
     if scene.keep is not None:
         see = see & scene.keep[:, None, :]
     if scene.q_segments is not None and scene.k_segments is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 
 import jax
@@ -85,27 +86,34 @@ def forward(
 
 
 def extend(
-    decoder: Decoder, ids: jax.Array, cache: Cache, valid: jax.Array, runtime: Runtime
+    decoder: Decoder,
+    ids: jax.Array,
+    cache: Cache,
+    valid: jax.Array,
+    runtime: Runtime,
+    *,
+    fresh: bool = False,
 ) -> tuple[jax.Array, Cache]:
     """Run new tokens on top of a cache -> hidden states (B, T, D) and the cache with them in it.
 
     ids (B, T); valid (B, T) is False for padding, which takes a slot but no position and is never
-    seen.
+    seen. `fresh` says that the cache is empty: then the new tokens need only look at each other.
     In compiled code an overflow cannot raise; it turns the result into NaN instead of shifting
     silently.
     """
     at, positions = cache.index, cache.lengths[:, None] + jnp.cumsum(valid, 1) - 1
     cache = cache.advance(valid)
     T, S = ids.shape[1], cache.capacity
+    new = jnp.arange(T, dtype=jnp.int32)
     scene = Scene(
-        q_slots=at + jnp.arange(T, dtype=jnp.int32),
-        k_slots=jnp.arange(S, dtype=jnp.int32),
-        keep=cache.keep,
+        q_slots=new if fresh else at + new,
+        k_slots=new if fresh else jnp.arange(S, dtype=jnp.int32),
+        keep=valid if fresh else cache.keep,
+        aligned=fresh,
     )
     ctx = decoder.context(jnp.maximum(positions, 0), scene, runtime, at=at)
     x, layers, _ = decoder.hidden(ids, ctx, cache.layers)
-    x = jnp.where(at + T <= S, x, jnp.nan)
-    return x, Cache(layers=layers, index=cache.index, keep=cache.keep, lengths=cache.lengths)
+    return jnp.where(at + T <= S, x, jnp.nan), dataclasses.replace(cache, layers=layers)
 
 
 @partial(jax.jit, static_argnames=("runtime",))

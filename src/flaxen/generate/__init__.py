@@ -1,0 +1,7 @@
+"""Generation: sampling, loops, streams of tokens and of text."""
+
+from flaxen.generate.loop import generate
+from flaxen.generate.settings import Settings
+from flaxen.generate.stream import Stats, Stream, stream
+
+__all__ = ["Settings", "Stats", "Stream", "generate", "stream"]

@@ -1,0 +1,162 @@
+"""Generation: one program reads the prompt, one writes all new tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from flaxen.cache import Cache
+from flaxen.core.tree import module
+from flaxen.generate.buckets import bucket
+from flaxen.generate.prompt import Prompt, read_prompt
+from flaxen.generate.sampling import Sampling, choose, ends, logprob
+from flaxen.generate.settings import Settings, resolve
+from flaxen.layers.context import Runtime
+from flaxen.models.causal import extend
+from flaxen.models.decoder import Decoder
+
+
+@module
+class Step:
+    """The newest token of each row, which the cache does not hold yet.
+
+    token (B,): the pad id in rows that are finished; live (B,): it is a real one; open (B,): another one will follow;
+    logprob (B,) float32; count: new tokens so far; seen (B, V): tokens that stood before.
+    """
+
+    token: jax.Array
+    live: jax.Array
+    open: jax.Array
+    logprob: jax.Array
+    count: jax.Array
+    seen: jax.Array
+
+
+def _next(logits: jax.Array, seen: jax.Array, live: jax.Array, count: Any, s: Sampling) -> Step:
+    token = jnp.where(live, choose(logits, seen, count, s), s.pad)
+    rows = jnp.arange(token.shape[0])
+    return Step(
+        token=token,
+        live=live,
+        open=live & ~ends(token, s),
+        logprob=jnp.where(live, logprob(logits, token, s), 0),
+        count=jnp.asarray(count + 1, jnp.int32),
+        seen=seen.at[rows, token].max(live),
+    )
+
+
+@partial(jax.jit, static_argnames=("capacity", "runtime"))
+def prefill(
+    decoder: Decoder,
+    cache: Cache | None,
+    ids: jax.Array,
+    valid: jax.Array,
+    width: jax.Array,
+    sampling: Sampling,
+    *,
+    capacity: int,
+    runtime: Runtime,
+) -> tuple[Cache, Step]:
+    """Read a prompt, as `Prompt.laid` gives it, on top of a cache or of a new one, and choose the first tokens."""
+    B, T = ids.shape
+    fresh = cache is None
+    if cache is None:
+        cache = decoder.init_cache(B, capacity, runtime=runtime)
+    x, cache = extend(decoder, ids, cache, valid, runtime, fresh=fresh)
+    # The slots after the prompt are free again: the next tokens are written over them.
+    cache = dataclasses.replace(cache, index=cache.index - (T - width))
+    last = jax.lax.dynamic_index_in_dim(x, width - 1, axis=1, keepdims=False)
+    logits = decoder.logits(last, runtime)
+    seen = jnp.zeros(logits.shape, bool).at[jnp.arange(B)[:, None], ids].max(valid)
+    return cache, _next(logits, seen, jnp.ones(B, bool), 0, sampling)
+
+
+def _advance(
+    decoder: Decoder, cache: Cache, step: Step, sampling: Sampling, runtime: Runtime
+) -> tuple[Cache, Step]:
+    x, cache = extend(decoder, step.token[:, None], cache, step.live[:, None], runtime)
+    logits = decoder.logits(x[:, 0], runtime)
+    return cache, _next(logits, step.seen, step.open, step.count, sampling)
+
+
+advance = jax.jit(_advance, static_argnames=("runtime",), donate_argnames=("cache",))
+"""Put the newest tokens into the cache and choose the next ones. The cache is written in place."""
+
+
+@partial(jax.jit, static_argnames=("room", "runtime"), donate_argnames=("cache",))
+def decode(
+    decoder: Decoder, cache: Cache, first: Step, sampling: Sampling, *, room: int, runtime: Runtime
+) -> tuple[Cache, jax.Array, jax.Array, jax.Array]:
+    """All other tokens in one loop, until each row has ended or `limit` is reached.
+
+    Gives the cache, tokens and their log-probabilities (B, room), and how many columns of them are filled.
+    """
+    put = lambda table, column, i: jax.lax.dynamic_update_slice(table, column[:, None], (0, i))
+    tokens = jnp.full((first.token.shape[0], room), sampling.pad)
+    logprobs = jnp.zeros(tokens.shape, jnp.float32)
+
+    def body(carry: Any) -> Any:
+        cache, step, tokens, logprobs = carry
+        cache, new = _advance(decoder, cache, step, sampling, runtime)
+        at = step.count
+        return cache, new, put(tokens, new.token, at), put(logprobs, new.logprob, at)
+
+    cache, step, tokens, logprobs = jax.lax.while_loop(
+        lambda carry: carry[1].open.any() & (carry[1].count < sampling.limit),
+        body,
+        (cache, first, put(tokens, first.token, 0), put(logprobs, first.logprob, 0)),
+    )
+    return cache, tokens, logprobs, step.count
+
+
+def begin(
+    model: Any, prompt: Prompt, settings: Settings, sampling: Sampling, cache: Cache | None = None
+) -> tuple[Cache, Step]:
+    """`prefill` in sizes that other prompts share. A given cache must have room for all."""
+    slots = bucket(int(prompt.lengths.max()))
+    ids, mask, width = prompt.laid(slots)
+    capacity = cache.capacity if cache is not None else slots + settings.room
+    return prefill(
+        model.module,
+        cache,
+        ids,
+        mask,
+        np.int32(width),
+        sampling,
+        capacity=capacity,
+        runtime=model.runtime,
+    )
+
+
+def generate(
+    model: Any,
+    input_ids: Any,
+    attention_mask: Any = None,
+    *,
+    return_logprobs: bool = False,
+    **settings: Any,
+) -> Any:
+    """Continue prompts -> ids (B, T + n) int32: the input as it was given, then n new columns.
+
+    n is the number of steps until each row has ended, `max_new_tokens` at most; rows that ended earlier go on with the pad id.
+    Settings have Hugging Face's names (`settings.NAMES`); what they mean says `settings.resolve`. With
+    `return_logprobs`, a pair: ids, and the log-probability of each new token under the model's own distribution (B, n), 0 after a row's end.
+
+    Raises:
+        InputError: for prompts or settings that make no sense.
+    """
+    prompt = read_prompt(input_ids, attention_mask, model.module.embed_tokens.weight.shape[0])
+    asked = resolve(model, prompt.ids.shape[1], settings)
+    sampling = asked.traced(model.runtime, logprobs=return_logprobs)
+    cache, first = jax.block_until_ready(begin(model, prompt, asked, sampling))
+    _, tokens, logprobs, count = decode(
+        model.module, cache, first, sampling, room=asked.room, runtime=model.runtime
+    )
+    n = int(count)
+    ids = np.concatenate([prompt.ids, np.asarray(tokens)[:, :n]], axis=1)
+    return (ids, np.asarray(logprobs)[:, :n]) if return_logprobs else ids

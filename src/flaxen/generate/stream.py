@@ -1,0 +1,139 @@
+"""Generation token by token; what a conversation said so far can be kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from flaxen.cache import Cache
+from flaxen.core.errors import CacheError
+from flaxen.generate.buckets import bucket
+from flaxen.generate.loop import advance, begin
+from flaxen.generate.prompt import Prompt, read_prompt
+from flaxen.generate.sampling import Sampling
+from flaxen.generate.settings import Settings, resolve
+
+
+@dataclasses.dataclass
+class Stats:
+    """Counts and finish reasons are per row; `finish_reason` is None while a row goes on.
+
+    A row that ends with an EOS id has finished with "stop", even where that was the last token allowed; else with "length".
+    """
+
+    prompt_tokens: list[int]
+    new_tokens: list[int]
+    finish_reason: list[str | None]
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """New tokens of all rows after the first ones, by the time that they took."""
+        later = sum(self.new_tokens) - len(self.new_tokens)
+        return later / self.decode_seconds if self.decode_seconds else 0.0
+
+
+class Stream(Iterator[np.ndarray]):
+    """Yields the newest token ids, (B,) int32, the pad id in rows that are finished.
+
+    The next step is on its way to the device before the current tokens are read.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        prompt: Prompt,
+        settings: Settings,
+        sampling: Sampling,
+        cache: Cache | None,
+    ):
+        rows = len(prompt.ids)
+        self.stats = Stats(prompt.lengths.tolist(), [0] * rows, [None] * rows)
+        self._model, self._sampling, self._limit = model, sampling, settings.max_new_tokens
+        self._count, self._over, self._behind = 0, False, False
+        self._started = time.perf_counter()
+        self._cache, self._step = begin(model, prompt, settings, sampling, cache)
+
+    def __next__(self) -> np.ndarray:
+        if self._over:
+            raise StopIteration
+        step = self._step
+        self._count += 1
+        self._behind = self._count == self._limit
+        if not self._behind:
+            self._advance()
+        token, live, goes_on = jax.device_get((step.token, step.live, step.open))
+        self._note(live, goes_on)
+        return token
+
+    @property
+    def cache(self) -> Cache:
+        """What the prompt and all tokens that were yielded left behind, for the next turn. Taking it ends the stream."""
+        self._over = True
+        if self._behind:
+            self._behind = False
+            self._advance()
+        return self._cache
+
+    def _advance(self) -> None:
+        model = self._model
+        self._cache, self._step = advance(
+            model.module, self._cache, self._step, self._sampling, runtime=model.runtime
+        )
+
+    def _note(self, live: np.ndarray, goes_on: np.ndarray) -> None:
+        stats, seconds = self.stats, time.perf_counter() - self._started
+        if self._count == 1:
+            stats.prefill_seconds = seconds
+        else:
+            stats.decode_seconds = seconds - stats.prefill_seconds
+        last = self._count == self._limit
+        self._over = last or not goes_on.any()
+        for row in np.flatnonzero(live):
+            stats.new_tokens[row] += 1
+            if not goes_on[row] or last:
+                stats.finish_reason[row] = "length" if goes_on[row] else "stop"
+
+
+def stream(
+    model: Any,
+    input_ids: Any,
+    attention_mask: Any = None,
+    *,
+    cache: Cache | None = None,
+    **settings: Any,
+) -> Stream:
+    """`generate`, token by token; equal settings give equal tokens.
+
+    With `cache`, the `.cache` of an earlier stream, the conversation goes on: `input_ids` are only what is new since then. It is made larger
+    where that is needed, and stays usable itself. `max_length` counts what is in it; the repetition penalty does not.
+
+    Raises:
+        CacheError: for a cache of another model or of another number of rows.
+        InputError: as `generate` does.
+    """
+    prompt = read_prompt(input_ids, attention_mask, model.module.embed_tokens.weight.shape[0])
+    used = 0 if cache is None else int(cache.index)
+    asked = resolve(model, used + prompt.ids.shape[1], settings)
+    if cache is not None:
+        slots = bucket(int(prompt.lengths.max()))
+        cache = _roomy(model, cache, len(prompt.ids), used + slots + asked.room)
+    return Stream(model, prompt, asked, asked.traced(model.runtime), cache)
+
+
+def _roomy(model: Any, cache: Cache, rows: int, slots: int) -> Cache:
+    if cache.keep.shape[0] != rows:
+        raise CacheError(
+            f"The cache has {cache.keep.shape[0]} rows and the prompt {rows}; a conversation goes on with the same rows."
+        )
+    ours = jax.eval_shape(lambda: model.module.init_cache(rows, cache.capacity))
+    shapes = lambda tree: (jax.tree.structure(tree), [x.shape for x in jax.tree.leaves(tree)])
+    if shapes(ours) != shapes(cache):
+        raise CacheError("The cache was made by a model of another shape; start without one.")
+    return cache if slots <= cache.capacity else cache.grown(bucket(slots))
