@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 from rich.console import Console
 
-from flaxen.core.tree import param
+from flaxen.core.tree import ones_param, param
 from flaxen.shard import PLANS, Placement, make_mesh
 from flaxen.show import human_bytes, human_number, parts, parts_tree, totals
 
@@ -19,7 +19,7 @@ from flaxen.show import human_bytes, human_number, parts, parts_tree, totals
 def layer(width: int = 8):
     return {
         "up_proj": {"weight": param(mlp=16, embed=width)},
-        "norm": {"weight": param(embed=width, init="ones")},
+        "norm": {"weight": ones_param(embed=width)},
     }
 
 
@@ -74,7 +74,7 @@ def test_the_tree_prints_folded_layers_and_cuts():
     console = Console(file=io.StringIO(), width=140)
     console.print(parts_tree(parts(MODEL, PLACED)))
     text = console.file.getvalue()
-    assert "{0...2}" in text and "mlp=16, embed=8" in text and "tp, fsdp" in text
+    assert "{0...2}" in text and "mlp=16/tp embed=8/fsdp" in text
 
 
 def test_parts_can_be_written_as_json():

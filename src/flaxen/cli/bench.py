@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 
 from flaxen.cli.options import Count, Json, Loading, Source, about
-from flaxen.cli.output import print_json, progress_bar, remark
+from flaxen.cli.output import print_json, print_out, progress_bar, remark
 
 if TYPE_CHECKING:
     from flaxen.model import Model
@@ -29,8 +29,6 @@ def bench(
 
     Prompts are random tokens and decoding is greedy. Compilation is not counted.
     """
-    from rich.console import Console
-
     from flaxen.show import human_bytes, peak_memory, table
 
     start = time.perf_counter()
@@ -47,7 +45,7 @@ def bench(
         print_json({"load_seconds": load_seconds, "peak_bytes": peak_memory(), "runs": rows})
         return
     titles = [name.replace("_", " ") for name in rows[0]]
-    Console().print(table(titles, [row.values() for row in rows]))
+    print_out(table(titles, [row.values() for row in rows]))
     remark(f"loaded in {load_seconds:.2f} s, peak memory {human_bytes(peak_memory())}")
 
 

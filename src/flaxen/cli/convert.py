@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 from flaxen.cli.options import Json, Loading, Source, about
-from flaxen.cli.output import print_json, progress_bar
+from flaxen.cli.output import print_json, print_out, progress_bar
 
 if TYPE_CHECKING:
     from flaxen.model import Model
@@ -37,8 +37,6 @@ def convert(
 
 
 def _relation(source: str, dtype: str | None, json: bool) -> None:
-    from rich.console import Console
-
     from flaxen.convert.relation import relate
     from flaxen.families import find
     from flaxen.show import human_bytes, table
@@ -50,7 +48,7 @@ def _relation(source: str, dtype: str | None, json: bool) -> None:
     printed = (
         (row.path, _together(row.names), row.layout, human_bytes(row.nbytes)) for row in rows
     )
-    return Console().print(table(["weight", "tensors", "layout", "bytes"], printed))
+    return print_out(table(["weight", "tensors", "layout", "bytes"], printed))
 
 
 def _together(names: tuple[str, ...]) -> str:
@@ -60,12 +58,10 @@ def _together(names: tuple[str, ...]) -> str:
 def _summary(model: Model, folder: str, json: bool) -> None:
     from pathlib import Path
 
-    from rich.console import Console
-
     from flaxen.show import human_bytes, parts, table, totals
 
     files = {file.name: file.stat().st_size for file in sorted(Path(folder).iterdir())}
     if json:
         return print_json({"folder": folder, "files": files, **totals(parts(model.module))})
     rows = ((name, human_bytes(size)) for name, size in files.items())
-    return Console().print(table(["file", "size"], rows, title=folder))
+    return print_out(table(["file", "size"], rows, title=folder))

@@ -11,7 +11,7 @@ import numpy as np
 
 from flaxen.cli.answer import answer
 from flaxen.cli.options import Count, Source, about, enough_cpu_devices
-from flaxen.cli.output import progress_bar, write_now
+from flaxen.cli.output import print_out, progress_bar, write_now
 from flaxen.cli.train import step_bar
 
 if TYPE_CHECKING:
@@ -30,8 +30,6 @@ def demo(
     steps: Annotated[Count, about("Fine-tuning steps.")] = 30,
 ) -> None:
     """The whole way with a real model: answer, convert, shard, fine-tune, save."""
-    from rich.console import Console
-
     from flaxen.show import human_bytes, peak_memory, table
 
     # Two virtual devices for the sharded part; the rest uses the first one.
@@ -43,9 +41,7 @@ def demo(
     _shard(loaded, folder / "converted", rows)
     _tune(loaded, tok, folder, steps, rows)
     rows["peak memory"] = human_bytes(peak_memory())
-    Console().print(
-        table(["measured", ""], rows.items(), title=f"\nflaxen demo: {Path(model).stem}")
-    )
+    print_out(table(["measured", ""], rows.items(), title=f"\nflaxen demo: {Path(model).stem}"))
 
 
 def _load(source: str, rows: dict[str, Any]) -> tuple[Model, PreTrainedTokenizerFast]:
@@ -139,7 +135,6 @@ def perplexity(model: Model, tok: PreTrainedTokenizerFast, text: Path, length: i
 
 
 def _heading(text: str) -> None:
-    from rich.console import Console
     from rich.text import Text
 
-    Console().print(Text(f"\n{text}", style="bold"))
+    print_out(Text(f"\n{text}", style="bold"))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from flaxen import __version__
 from flaxen.cli.options import Count, Json, Loading, Source, about, enough_cpu_devices
-from flaxen.cli.output import print_json
+from flaxen.cli.output import print_json, print_out
 from flaxen.cli.show import planned
 
 if TYPE_CHECKING:
@@ -92,19 +92,16 @@ def problems_in(found: dict[str, Any]) -> list[str]:
 
 
 def _print(found: dict[str, Any], problems: list[str]) -> None:
-    from rich.console import Console
-
     from flaxen.show import human_bytes, table
 
-    console = Console()
-    console.print(table(["environment", ""], found["environment"].items()))
-    console.print(table(["checkpoint", ""], _listed(found["checkpoint"])))
+    print_out(table(["environment", ""], found["environment"].items()))
+    print_out(table(["checkpoint", ""], _listed(found["checkpoint"])))
     sizes = ((name.replace("_", " "), human_bytes(n)) for name, n in found["memory"].items())
-    console.print(table(["memory on a device", ""], sizes))
+    print_out(table(["memory on a device", ""], sizes))
     for problem in problems:
-        console.print(f"[bold red]✗[/] {problem}")
+        print_out(f"[bold red]✗[/] {problem}")
     if not problems:
-        console.print("[bold green]✓[/] loads, is understood in full, and fits")
+        print_out("[bold green]✓[/] loads, is understood in full, and fits")
 
 
 def _listed(report: dict[str, Any]) -> list[tuple[str, str]]:

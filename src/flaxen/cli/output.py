@@ -14,6 +14,16 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
 
 
+def print_out(*things: Any) -> None:
+    """Text and tables on stdout, in the width of the terminal; 120 columns where it is none."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 120
+    console.print(*things)
+
+
 def remark(text: str) -> None:
     """A dim line on stderr, where it does not mix with the answer."""
     from rich.console import Console

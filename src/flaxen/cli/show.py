@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Annotated, Any
 
 from flaxen.cli.options import Count, Json, Loading, Source, about
-from flaxen.cli.output import print_json
+from flaxen.cli.output import print_json, print_out
 
 if TYPE_CHECKING:
     from flaxen.shard import Placement
@@ -75,17 +75,14 @@ def _dtype(abstract: Any) -> str:
 
 
 def _print(tree: Any, kinds: dict[str, Any], placement: Placement | None) -> None:
-    from rich.console import Console
-
     from flaxen.show import human_bytes, human_number, parts_tree, table
 
-    console = Console()
-    console.print(parts_tree(tree))
+    print_out(parts_tree(tree))
     line = f"{human_number(tree.parameters)} parameters, {human_bytes(tree.nbytes)}"
     if placement is not None:
         devices = math.prod(placement.mesh.shape.values())
         line += f"; {human_bytes(tree.device_bytes)} on each of {devices} devices"
-    console.print(line, "\n")
+    print_out(line, "\n")
     rows = [
         (kind, each["layers"], _mask(each["call"]), name, reason)
         for kind, choices in kinds.items()
@@ -93,7 +90,7 @@ def _print(tree: Any, kinds: dict[str, Any], placement: Placement | None) -> Non
         for name, reason in each["mechanisms"]
     ]
     headers = ["attention", "layers", "mask", "mechanism", "why"]
-    console.print(table(headers, rows))
+    print_out(table(headers, rows))
 
 
 def _mask(call: dict[str, Any]) -> str:

@@ -11,6 +11,8 @@ from flaxen.show.words import human_bytes, human_number
 if TYPE_CHECKING:
     from rich.table import Table
 
+SHORT = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "float64": "f64"}
+
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[Any]], title: str | None = None) -> Table:
     """A plain table; numbers are set to the right, text to the left."""
@@ -21,21 +23,24 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[Any]], title: str | No
     made = Table(title=title, box=SIMPLE_HEAD, title_justify="left", pad_edge=False)
     for i, header in enumerate(headers):
         numbers = rows and all(isinstance(row[i], int | float | None) for row in rows)
-        made.add_column(header, justify="right" if numbers else "left", overflow="fold")
+        side = "right" if numbers else "left"
+        # Where there is too little room, text breaks before names and numbers do.
+        made.add_column(header, justify=side, overflow="fold", no_wrap=i == 0 or bool(numbers))
     for row in rows:
         made.add_row(*(_cell(value) for value in row))
     return made
 
 
 def parts_tree(root: Part) -> Table:
-    """The parts with their sizes; equal layers are one line."""
-    cut = root.device_bytes != root.nbytes
-    headers = ["part", "shape", "dtype", "parameters", "bytes"]
-    headers += ["per device", "cut along"] if cut else []
-    rows = [_row(indent, part, cut) for indent, part in _lines(root)]
-    made = table(headers, rows)
-    for column in made.columns[3:6]:
-        column.justify = "right"
+    """The parts with their sizes; equal layers are one line, with one of them below it.
+
+    `f32 heads=32/tp` is a weight with an axis of 32, cut along the mesh axis tp.
+    """
+    apart = root.device_bytes != root.nbytes
+    headers = ["part", "weight", "params", "per device" if apart else "bytes"]
+    made = table(headers, [_row(indent, part, apart) for indent, part in _lines(root)])
+    for column in made.columns[2:]:
+        column.justify, column.no_wrap = "right", True
     return made
 
 
@@ -50,13 +55,19 @@ def _lines(part: Part, depth: int = 0, before: str = "") -> Iterable[tuple[str, 
         yield from _lines(child, depth + 1)
 
 
-def _row(label: str, part: Part, cut: bool) -> list[str]:
-    names = part.axes or ("",) * len(part.shape or ())
-    shape = ", ".join(
-        f"{n}={s}" if n else str(s) for n, s in zip(names, part.shape or (), strict=True)
-    )
-    row = [label, shape, part.dtype or "", human_number(part.parameters), human_bytes(part.nbytes)]
-    return [*row, human_bytes(part.device_bytes), ", ".join(part.cut or ())] if cut else row
+def _row(label: str, part: Part, apart: bool) -> list[str]:
+    row = [label, _weight(part)]
+    size = part.device_bytes if apart else part.nbytes
+    return [*row, human_number(part.parameters), human_bytes(size)]
+
+
+def _weight(part: Part) -> str:
+    shape = part.shape or ()
+    names = [f"{name}=" for name in part.axes or ()] or [""] * len(shape)
+    cuts = ["" if cut == "-" else f"/{cut}" for cut in part.cut or ()]
+    cuts += [""] * (len(shape) - len(cuts))
+    sizes = (f"{n}{size}{c}" for n, size, c in zip(names, shape, cuts, strict=True))
+    return " ".join([SHORT.get(part.dtype or "", part.dtype or ""), *sizes])
 
 
 def _cell(value: Any) -> str:
