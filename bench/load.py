@@ -16,7 +16,9 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -70,28 +72,31 @@ def make(folder: Path, gigabytes: float) -> None:
             write_checkpoint(checkpoint, folder / "own", config={}, max_shard_size="1TB")
 
 
-def plain_read(path: Path) -> float:
-    """Seconds that two threads need to read the file into fresh memory."""
+def plain_read(path: Path) -> Callable[[], None]:
+    """Two threads read the file into fresh memory."""
     size = path.stat().st_size
-    start = time.perf_counter()
-    # Pages of its own: NumPy's would be huge ones, several times slower to clear on some machines.
-    pages = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    out, half = np.frombuffer(pages, np.uint8), size // 2
-    with path.open("rb") as file:
+    descriptor = os.open(path, os.O_RDONLY)
 
-        def read(at: int, stop: int) -> None:
-            while at < stop:
-                at += os.preadv(file.fileno(), [out[at : min(stop, at + (16 << 20))].data], at)
+    def read(out: np.ndarray, at: int, stop: int) -> None:
+        while at < stop:
+            at += os.preadv(descriptor, [out[at : min(stop, at + (16 << 20))].data], at)
 
-        threads = [threading.Thread(target=read, args=span) for span in ((0, half), (half, size))]
+    def job() -> None:
+        # Pages of its own: NumPy's would be huge ones, which take several times longer to clear.
+        pages = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        out, half = np.frombuffer(pages, np.uint8), size // 2
+        spans = ((0, half), (half, size))
+        threads = [threading.Thread(target=read, args=(out, *span)) for span in spans]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    return time.perf_counter() - start
+
+    return job
 
 
-def load(folder: Path, devices: int, dtype: str | None) -> float:
+def load(folder: Path, devices: int, dtype: str | None) -> Callable[[], Any]:
+    """Open the folder and place all of it."""
     import jax
 
     from flaxen.convert.formats.checkpoint import open_checkpoint
@@ -99,21 +104,20 @@ def load(folder: Path, devices: int, dtype: str | None) -> float:
 
     mesh = jax.make_mesh((devices,), ("fsdp",))
     jax.device_put(np.zeros(8)).block_until_ready()
-    start = time.perf_counter()
-    checkpoint = open_checkpoint(folder)
 
     def sharding(shape):
         # Rows of square matrices and columns of the others: contiguous boxes and strided ones.
         column = len(shape) == 2 and shape[0] != shape[1]
         return jax.NamedSharding(mesh, jax.P(*([None] * column), "fsdp"))
 
-    where = {name: sharding(t.shape) for name, t in checkpoint.items()} if devices > 1 else None
-    arrays = place(dict(checkpoint), where, dtype)
-    jax.block_until_ready(arrays)
-    seconds = time.perf_counter() - start
-    total = sum(t.nbytes for t in checkpoint.values())
-    assert checkpoint.bytes_read == total, (checkpoint.bytes_read, total)
-    return seconds
+    def job() -> Any:
+        checkpoint = open_checkpoint(folder)
+        where = {n: sharding(t.shape) for n, t in checkpoint.items()} if devices > 1 else None
+        arrays = jax.block_until_ready(place(dict(checkpoint), where, dtype))
+        assert checkpoint.bytes_read == sum(t.nbytes for t in checkpoint.values())
+        return arrays
+
+    return job
 
 
 def anonymous() -> int:
@@ -124,15 +128,19 @@ def anonymous() -> int:
 
 def run(way: str, folder: Path) -> dict[str, float]:
     hub = folder / "hub"
-    before = anonymous()
-    seconds = {
+    job = {
         "plain read": lambda: plain_read(hub / "model.safetensors"),
         "one device": lambda: load(hub, 1, None),
         "8 devices": lambda: load(hub, 8, None),
         "one device, float32": lambda: load(hub, 1, "float32"),
         "own folder": lambda: load(folder / "own", 1, None),
     }[way]()
-    return {"seconds": seconds, "anonymous": anonymous() - before}
+    before, cpu, start = anonymous(), time.process_time(), time.perf_counter()
+    kept = job()
+    seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
+    memory = anonymous() - before
+    del kept
+    return {"seconds": seconds, "cpu": cpu, "anonymous": memory}
 
 
 def main() -> None:
@@ -156,12 +164,18 @@ def main() -> None:
             output = subprocess.run(command, env=environment, check=True, capture_output=True)
             results[way].append(json.loads(output.stdout))
     size = (options.folder / "hub" / "model.safetensors").stat().st_size
-    base = float(np.median([r["seconds"] for r in results["plain read"]]))
-    print(f"{size / 1e9:.2f} GB, medians of {options.tries} fresh processes")
-    for way, runs in results.items():
-        seconds = float(np.median([r["seconds"] for r in runs]))
-        memory = max(r["anonymous"] for r in runs) / 1e9
-        print(f"{way:22} {seconds:6.2f} s   {seconds / base:5.2f} x   {memory:5.2f} GB anonymous")
+    print(f"{size / 1e9:.2f} GB, medians of {options.tries} fresh processes; ratio to a plain read")
+    medians = {
+        way: {key: float(np.median([r[key] for r in runs])) for key in runs[0]}
+        for way, runs in results.items()
+    }
+    plain = medians["plain read"]
+    for way, got in medians.items():
+        print(
+            f"{way:22} {got['seconds']:6.2f} s {got['seconds'] / plain['seconds']:5.2f} x   "
+            f"cpu {got['cpu']:5.2f} s {got['cpu'] / plain['cpu']:5.2f} x   "
+            f"{got['anonymous'] / 1e9:5.2f} GB anonymous"
+        )
 
 
 if __name__ == "__main__":

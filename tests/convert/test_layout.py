@@ -156,6 +156,7 @@ def test_item_22_a_name_already_prefixed_gets_no_second_prefix():
     assert rename("ln_f.weight") == "norm.weight"
     assert rename("my_layers.0.norm_2.xnorm") == "my_layers.0.norm_2.xnorm"
     assert rename("a.b.a.bc") == "c.a.bc"
+    assert renamer({"norm": "x", "norm.inner": "y"})("norm.inner.norm.w") == "y.x.w"
 
 
 PIECES = ["layers", "layers.0", "self_attn", "norm", "encoder", "encoder.layers", "x"]

@@ -125,6 +125,23 @@ def test_shapes_without_a_common_factorisation_reshape_too():
     np.testing.assert_array_equal(got, array.reshape(6, 6)[box])
 
 
+@pytest.mark.parametrize("width", [(), (16,)], ids=["bias", "weight"])
+def test_item_34_a_rotary_row_permutation_is_undone_bit_for_bit(width):
+    heads, half = 4, 4
+    weight = np.random.default_rng(0).normal(size=(heads * 2 * half, *width)).astype(np.float32)
+
+    def interleaved(tensor, inner):
+        """Rows of each head from (a, b) order of `inner` to (b, a)."""
+        split = tensor.reshape((heads, *inner, *width))
+        order = [0, 2, 1, *range(3, 3 + len(width))]
+        return split.permute(order).reshape((heads * 2 * half, *width))
+
+    forth = interleaved(ArrayTensor(weight), (2, half))
+    want = weight.reshape(heads, 2, half, *width).swapaxes(1, 2).reshape(weight.shape)
+    assert forth.read().tobytes() == want.tobytes()
+    assert interleaved(forth, (half, 2)).read().tobytes() == weight.tobytes()
+
+
 def test_conversion_rounds_as_numpy_does_and_keeps_its_intermediate_small():
     array = np.random.default_rng(0).normal(size=(3000, 1001)).astype(np.float32)
     largest = []

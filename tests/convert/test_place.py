@@ -12,7 +12,7 @@ import pytest
 
 from flaxen.convert.arrays import ArrayTensor
 from flaxen.convert.formats.checkpoint import open_checkpoint
-from flaxen.convert.lazy import ByteCounter, LazyTensor, stack
+from flaxen.convert.lazy import ByteCounter, LazyTensor, aligned_empty, stack
 from flaxen.convert.place import place
 from flaxen.convert.relation import Join, relate
 from flaxen.convert.save import write_checkpoint
@@ -110,7 +110,8 @@ def test_our_own_folder_is_placed_without_reading(tmp_path):
 
 
 def test_an_array_in_use_is_copied_not_shared():
-    live = np.zeros((64, 64), np.float32)
+    live = aligned_empty((64, 64), np.dtype(np.float32))
+    live[...] = 0
     got = place(ArrayTensor(live))
     live[...] = 1
     assert not np.asarray(got).any()

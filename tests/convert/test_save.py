@@ -226,6 +226,13 @@ def test_a_dtype_outside_the_format_is_refused_before_anything_is_written(tmp_pa
     assert not (tmp_path / "out").exists()
 
 
+def test_a_file_in_the_way_is_not_overwritten(tmp_path):
+    (tmp_path / "out").write_text("mine")
+    with pytest.raises(CheckpointError, match="is a file"):
+        write_checkpoint(lazy(arrays()), tmp_path / "out")
+    assert (tmp_path / "out").read_text() == "mine"
+
+
 def test_writing_asks_for_small_boxes_only(tmp_path, monkeypatch):
     monkeypatch.setattr("flaxen.convert.save.CHUNK", 1000)
     asked = []

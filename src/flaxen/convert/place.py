@@ -19,7 +19,7 @@ SLAB = 16 << 20
 """Bytes that one thread reads at a time."""
 
 AHEAD = 256 << 20
-"""Bytes that may be on their way, beyond the tensor being finished."""
+"""Bytes that may be on their way beside the tensor that is waited for."""
 
 
 class Part(NamedTuple):
@@ -58,11 +58,14 @@ def place(
     where = _leaf_shardings(shardings, len(leaves))
     arrays: list[jax.Array] = []
     pending: deque[Pending] = deque()
+    on_the_way = 0
     pool = ThreadPoolExecutor(max(2, os.cpu_count() or 2), "flaxen-read")
     try:
         for tensor, sharding in zip(leaves, where, strict=True):
             pending.append(_start(pool, _cast(tensor, dtype), sharding))
-            while sum(p.nbytes for p in pending) > AHEAD + pending[0].nbytes:
+            on_the_way += pending[-1].nbytes
+            while on_the_way > AHEAD + pending[0].nbytes:
+                on_the_way -= pending[0].nbytes
                 arrays.append(_finish(pending.popleft(), progress))
         arrays += [_finish(p, progress) for p in pending]
     finally:

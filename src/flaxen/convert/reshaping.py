@@ -26,6 +26,14 @@ class Group:
         for start, stop in runs(box, self.new):
             yield from self._matched(start, stop)
 
+    def single(self, box: Box) -> Box | None:
+        """The one box of the old axes that holds the same elements, if it is one."""
+        if self.old == self.new:
+            return box
+        run = single_run(box, self.new)
+        found = [] if run is None else list(ranges(*run, self.old))
+        return found[0] if len(found) == 1 else None
+
     def _matched(self, start: int, stop: int) -> Iterator[tuple[Box, Box]]:
         """Cut a stretch until each piece is a box of the old axes and of the new ones."""
         both = [list(ranges(start, stop, shape)) for shape in (self.old, self.new)]
@@ -81,9 +89,9 @@ class Reshape:
         for group in self.groups:
             inner = box[at : at + len(group.new)]
             at += len(group.new)
-            pieces = list(itertools.islice(group.pieces(inner), 2))
-            if len(pieces) == 1:
-                old += pieces[0][0]
+            single = group.single(inner)
+            if single is not None:
+                old += single
                 shape += box_shape(inner)
                 cut += whole(box_shape(inner))
             else:
@@ -93,11 +101,25 @@ class Reshape:
         return tuple(old), tuple(shape), tuple(cut)
 
 
-def runs(box: Box, shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    """The contiguous stretches, in flat positions, that a box of a shape consists of."""
+def single_run(box: Box, shape: tuple[int, ...]) -> tuple[int, int] | None:
+    """The stretch of flat positions that a box of a shape is, if it is contiguous."""
+    inner = _inner(box, shape)
+    if math.prod(box_shape(box[: max(inner - 1, 0)])) != 1:
+        return None
+    return next(runs(box, shape))
+
+
+def _inner(box: Box, shape: tuple[int, ...]) -> int:
+    """How many leading axes a box cuts; it has all of the others."""
     inner = len(shape)
     while inner > 0 and box[inner - 1] == slice(0, shape[inner - 1]):
         inner -= 1
+    return inner
+
+
+def runs(box: Box, shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    """The contiguous stretches, in flat positions, that a box of a shape consists of."""
+    inner = _inner(box, shape)
     row = math.prod(shape[inner:])
     if inner == 0:
         yield 0, row

@@ -10,6 +10,8 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from flaxen.core.errors import CheckpointError
+
 
 @contextlib.contextmanager
 def replacing(folder: Path, ours: Callable[[str], bool]) -> Iterator[Path]:
@@ -17,8 +19,13 @@ def replacing(folder: Path, ours: Callable[[str], bool]) -> Iterator[Path]:
 
     It starts with the old folder's files except those that are `ours` by name (hard links, so that
     both folders have them). Write new files by replacing names: contents are shared.
+
+    Raises:
+        CheckpointError: `folder` is a file.
     """
     folder = folder.expanduser().resolve()
+    if folder.exists() and not folder.is_dir():
+        raise CheckpointError(f"{folder} is a file; a checkpoint is written to a folder.")
     folder.parent.mkdir(parents=True, exist_ok=True)
     fresh = folder.parent / f".{folder.name}.{secrets.token_hex(4)}"
     try:

@@ -83,12 +83,12 @@ def download(repository: str) -> Path:
             f"{repository!r} is no file or folder here, and no hub id (org/name)."
         )
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    wanted = ["*.safetensors", "*.json", "*.model", "*.jinja", "merges.txt", "vocab*"]
+    wanted = ["model*.safetensors", "*.json", "*.model", "*.jinja", "merges.txt", "vocab*"]
     try:
         return Path(snapshot_download(repository, allow_patterns=wanted))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise CheckpointError(
             f"{repository!r} is neither a path here nor a hub repository that can be reached "
             f"({type(error).__name__}). Check the name and the connection, or pass a local folder."

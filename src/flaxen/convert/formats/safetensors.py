@@ -19,7 +19,7 @@ import numpy as np
 
 from flaxen.convert.formats.checkpoint import Checkpoint, read_json
 from flaxen.convert.lazy import Box, ByteCounter, LazyTensor, Mapped
-from flaxen.convert.reshaping import runs
+from flaxen.convert.reshaping import single_run
 from flaxen.core.errors import CheckpointError
 
 DTYPES: dict[str, np.dtype] = {
@@ -93,9 +93,9 @@ class FileTensor(LazyTensor):
 
     def fill(self, box: Box, out: np.ndarray) -> None:
         self.source.counter.add(out.nbytes)
-        first = next(runs(box, self.shape))
-        if out.flags.c_contiguous and first[1] - first[0] == out.size:
-            self.source.read_into(self.start + first[0] * self.dtype.itemsize, out)
+        run = single_run(box, self.shape) if out.flags.c_contiguous else None
+        if run is not None:
+            self.source.read_into(self.start + run[0] * self.dtype.itemsize, out)
         else:
             np.copyto(out, self._array()[(*box, ...)])
 
