@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from transformers import CONFIG_MAPPING
 
-from flaxen.core.tree import is_param, module, paths, static
+from flaxen.core.tree import is_param, paths
 from flaxen.families import find
 from flaxen.families.family import Reading
 from flaxen.layers.context import Runtime

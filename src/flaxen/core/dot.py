@@ -1,19 +1,26 @@
-"""The one product of activations with a weight: every platform rule about it lives here.
+"""The products of the library: every platform rule about them lives here.
 
-A weight keeps the order of its file, `[out..., in...]`, and its trailing axes are contracted with those of `x`.
+A weight keeps the order of its file, `[out..., in...]`, and its trailing axes are contracted with
+those of `x`.
 A weight may be an array or a leaf type (quantised, low-rank) that brings its own `dot` and `rows`.
 """
 
 from __future__ import annotations
 
+import functools
 import math
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from flaxen.core.platform import platform
+
+FEW_ROWS = 16
+"""Below this many rows a product is bound by reading its weight, above by arithmetic."""
 
 
 @runtime_checkable
@@ -40,25 +47,89 @@ def dot(x: jax.Array, weight: Any, contract: int = 1) -> jax.Array:
 
 def dense(x: jax.Array, weight: jax.Array, contract: int, out_dtype: Any = None) -> jax.Array:
     """`dot` for plain arrays; products of 16-bit floats accumulate in float32."""
-    over = (
-        tuple(range(x.ndim - contract, x.ndim)),
-        tuple(range(weight.ndim - contract, weight.ndim)),
-    )
-    one_row = math.prod(x.shape[: x.ndim - contract]) == 1
-    if one_row and weight.dtype != jnp.float32 and platform() == "cpu":
-        # XLA's 16-bit matrix-vector product on CPU is many times slower than two rows at once.
-        pair = jnp.concatenate([x, x], axis=0) if x.ndim > contract else jnp.stack([x, x])
-        y = dense(pair, weight, contract, out_dtype)
-        return y[:1] if x.ndim > contract else y[0]
-    wide = jnp.promote_types(x.dtype, jnp.float32)
-    y = jax.lax.dot_general(
-        x, weight.astype(x.dtype), (over, ((), ())), preferred_element_type=wide
-    )
-    return y.astype(out_dtype or x.dtype)
+    out_dtype = out_dtype or x.dtype
+    weight = jnp.asarray(weight, x.dtype)
+    batch, kept = x.shape[: x.ndim - contract], weight.shape[: weight.ndim - contract]
+    if math.prod(batch) == 1 and x.dtype.itemsize == 2 and platform() == "cpu":
+        y = _one_row(x, weight, contract).reshape(*batch, *kept)
+        return y.astype(out_dtype)
+    if x.dtype == jnp.bfloat16 and platform() == "cpu" and arithmetic(x.dtype) == x.dtype:
+        return _transposing(x, weight, contract).astype(out_dtype)
+    return product(x, weight, _last_axes(x, contract, len(kept))).astype(out_dtype)
+
+
+def product(a: jax.Array, b: jax.Array, dims: Any) -> jax.Array:
+    """`lax.dot_general` that accumulates, and returns, at least float32."""
+    wide = jnp.promote_types(a.dtype, jnp.float32)
+    (over, _), (batch, _) = dims
+    rows = math.prod(a.shape) // math.prod(a.shape[i] for i in (*over, *batch)) if a.size else 0
+    if rows >= FEW_ROWS:
+        a, b = a.astype(arithmetic(a.dtype)), b.astype(arithmetic(b.dtype))
+    return jax.lax.dot_general(a, b, dims, preferred_element_type=wide)
+
+
+def arithmetic(dtype: Any) -> Any:
+    """The dtype in which large products of `dtype` are fastest here: never a less exact one."""
+    if jnp.dtype(dtype).itemsize == 2 and platform() == "cpu" and not _cpu_multiplies_bfloat16():
+        return jnp.dtype(jnp.float32)
+    return jnp.dtype(dtype)
 
 
 def rows(weight: Any, ids: jax.Array) -> jax.Array:
     """Rows of an embedding table. ids: (...), weight: (vocab, embed) -> (..., embed)."""
     if not isinstance(weight, jax.Array | np.ndarray):
         return weight.rows(ids)
-    return weight[ids]
+    return jnp.asarray(weight)[ids]
+
+
+def _one_row(x: jax.Array, weight: jax.Array, contract: int) -> jax.Array:
+    # XLA's 16-bit matrix-vector product on CPU first writes the weight out in float32; two columns
+    # reach a kernel that streams the weight as it is.
+    row = x.reshape(x.shape[x.ndim - contract :])
+    return product(weight, jnp.stack([row, row]), _last_axes(weight, contract, 1))[..., 0]
+
+
+def _last_axes(a: jax.Array, contract: int, batch: int) -> Any:
+    """Dimension numbers that contract the last axes of `a` with all but `batch` axes of the other."""
+    over = tuple(range(a.ndim - contract, a.ndim)), tuple(range(batch, batch + contract))
+    return over, ((), ())
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _transposing(x: jax.Array, weight: jax.Array, contract: int) -> jax.Array:
+    """A product whose gradients are products over last axes too, of operands transposed in memory.
+
+    XLA on CPU contracts leading axes of bfloat16 at a third of that speed.
+    """
+    return product(x, weight, _last_axes(x, contract, weight.ndim - contract))
+
+
+def _transposing_fwd(x: jax.Array, weight: jax.Array, contract: int) -> Any:
+    return _transposing(x, weight, contract), (x, weight)
+
+
+def _transposing_bwd(contract: int, kept: Any, grad: jax.Array) -> Any:
+    x, weight = kept
+    k = math.prod(x.shape[x.ndim - contract :])
+    x2, w2 = x.reshape(-1, k), weight.reshape(-1, k)
+    g2 = grad.reshape(x2.shape[0], w2.shape[0]).astype(x.dtype)
+    dx = product(g2, _in_memory(w2.T), (((1,), (1,)), ((), ())))
+    dw = product(_in_memory(g2.T), _in_memory(x2.T), (((1,), (1,)), ((), ())))
+    return dx.reshape(x.shape).astype(x.dtype), dw.reshape(weight.shape).astype(weight.dtype)
+
+
+_transposing.defvjp(_transposing_fwd, _transposing_bwd)
+
+
+def _in_memory(x: jax.Array) -> jax.Array:
+    return with_layout_constraint(x, Layout(major_to_minor=tuple(range(x.ndim))))
+
+
+@functools.cache
+def _cpu_multiplies_bfloat16() -> bool:
+    """Whether this CPU has bfloat16 arithmetic (AVX-512 BF16 or AMX); then float32 is slower."""
+    try:
+        flags = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
+    return "avx512_bf16" in flags or "amx_bf16" in flags

@@ -66,9 +66,10 @@ def prefill(
     Gives the cache, scores of the first new tokens (B, V), and which tokens the prompt has (B, V).
     """
     B, T = ids.shape
+    fresh = cache is None
     if cache is None:
         cache = decoder.init_cache(B, capacity, runtime=runtime)
-    x, cache = extend(decoder, ids, cache, valid, runtime)
+    x, cache = extend(decoder, ids, cache, valid, runtime, fresh=fresh)
     # The slots after the prompt are free again: the next tokens are written over them.
     cache = dataclasses.replace(cache, index=cache.index - (T - width))
     last = jax.lax.dynamic_index_in_dim(x, width - 1, axis=1, keepdims=False)

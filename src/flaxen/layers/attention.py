@@ -44,7 +44,8 @@ class Attention:
             q, k = (rotate(y, cos, sin, self.rope.interleaved) for y in (q, k))
         if cache is not None and ctx.at is not None:
             cache = cache.append(k, v, ctx.at)
-            k, v = cache.keys()
+            if not ctx.scene.aligned:
+                k, v = cache.keys()
         call = self.call(q, k, ctx)
         y = choose(call, ctx.runtime.attention).attend(q, k, v, call, ctx.scene)
         return self.o_proj(lay(y, "heads")), cache

@@ -1,25 +1,124 @@
-"""The loss of a language model, without holding the scores of a whole batch."""
+"""Next-token loss straight from hidden states, never holding the logits of all rows at once.
+
+V vocab, R rows of one chunk.
+"""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from flaxen.core.dot import dot
+from flaxen.core.dot import arithmetic, dense, dot
 
 IGNORED = -100
-"""The label of a slot that predicts nothing."""
 
 
 def linear_cross_entropy(
-    x: jax.Array, weight: Any, labels: jax.Array, *, softcap: float | None = None
+    x: jax.Array,
+    weight: Any,
+    labels: jax.Array,
+    *,
+    contract: int = 1,
+    softcap: float | None = None,
+    scale: float = 1.0,
+    chunk: int = 256,
 ) -> tuple[jax.Array, jax.Array]:
-    """Sum of -log p(label) in float32 and the number of targets. x: (rows, embed), weight: (vocab, embed), labels: (rows,)."""
-    y = dot(x, weight).astype(jnp.float32)
-    if softcap:
-        y = softcap * jnp.tanh(y / softcap)
-    keep = labels != IGNORED
-    picked = jnp.take_along_axis(jax.nn.log_softmax(y), jnp.maximum(labels, 0)[:, None], -1)[:, 0]
-    return -jnp.where(keep, picked, 0).sum(), keep.sum()
+    """Sum of the negative log-likelihoods in float32, and how many rows were counted.
+
+    x: (rows, embed...), weight: (vocab, embed...) or a leaf type, labels: (rows,) with -100 ignored.
+    Logits are `softcap * tanh(scale * x . weight / softcap)`, `chunk` rows at a time. Under differentiation
+    the gradients are computed in the forward pass, while the logits are there.
+    """
+    chunk = min(chunk, max(x.shape[0], 1))
+    count = jnp.sum(labels != IGNORED)
+    plain = isinstance(weight, jax.Array | np.ndarray)
+    if plain:
+        # Once for all chunks, so that neither the weight nor its gradient is converted in each.
+        wide = jnp.promote_types(x.dtype, arithmetic(x.dtype))
+        x, weight = x.astype(wide), jnp.asarray(weight, wide)
+    # A strided chunk holds rows of every device's shard; a contiguous one would sit on few devices.
+    chunks = -(-x.shape[0] // chunk)
+    short = chunks * chunk - x.shape[0]
+    x = jnp.pad(x, [(0, short)] + [(0, 0)] * (x.ndim - 1))
+    labels = jnp.pad(labels, (0, short), constant_values=IGNORED)
+    x = jnp.swapaxes(x.reshape(chunk, chunks, *x.shape[1:]), 0, 1)
+    labels = labels.reshape(chunk, chunks).T
+    return _nll((contract, softcap, scale), x, weight, labels), count
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _nll(how: Any, x: jax.Array, weight: Any, labels: jax.Array) -> jax.Array:
+    def step(total: jax.Array, rows: Any) -> Any:
+        logits = _cap(how, _product(how, rows[0], weight))
+        return total + _terms(logits, rows[1])[0], None
+
+    return jax.lax.scan(step, jnp.zeros((), jnp.float32), (x, labels))[0]
+
+
+def _nll_fwd(how: Any, x: jax.Array, weight: Any, labels: jax.Array) -> Any:
+    def step(carry: Any, rows: Any) -> Any:
+        raw, pull = jax.vjp(functools.partial(_product, how), rows[0], weight)
+        logits, uncap = jax.vjp(functools.partial(_cap, how), raw)
+        nll, slope = _terms(logits, rows[1])
+        dx, dw = pull(*uncap(slope))
+        total, sums = carry
+        return (total + nll, jax.tree.map(_add, sums, dw)), dx
+
+    start = jnp.zeros((), jnp.float32), jax.tree.map(_zeros, weight)
+    (total, dw), dx = jax.lax.scan(step, start, (x, labels))
+    return total, (dx, dw, weight)
+
+
+def _nll_bwd(how: Any, kept: Any, grad: jax.Array) -> Any:
+    dx, dw, weight = kept
+    dw = jax.tree.map(lambda d, w: _scaled(d, grad, w), dw, weight)
+    return (dx * grad).astype(dx.dtype), dw, None
+
+
+_nll.defvjp(_nll_fwd, _nll_bwd)
+
+
+def _product(how: Any, x: jax.Array, weight: Any) -> jax.Array:
+    contract, _, _ = how
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    if isinstance(weight, jax.Array | np.ndarray):
+        return dense(x, weight, contract, wide)
+    return dot(x, weight, contract).astype(wide)
+
+
+def _cap(how: Any, logits: jax.Array) -> jax.Array:
+    _, softcap, scale = how
+    logits = logits * scale
+    return softcap * jnp.tanh(logits / softcap) if softcap else logits
+
+
+def _terms(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Summed negative log-likelihood of (R, V) logits, and its slope in each of them."""
+    counted = labels != IGNORED
+    top = jnp.max(logits, axis=-1, keepdims=True)
+    exps = jnp.exp(logits - top)
+    total = jnp.sum(exps, axis=-1, keepdims=True)
+    label = jnp.where(counted, labels, 0)[:, None]
+    chosen = jnp.take_along_axis(logits, label, axis=-1)
+    nll = jnp.where(counted[:, None], jnp.log(total) + top - chosen, 0)
+    hit = jnp.arange(logits.shape[-1]) == label
+    slope = jnp.where(counted[:, None], exps / total - hit, 0)
+    return jnp.sum(nll).astype(jnp.float32), slope
+
+
+def _zeros(leaf: jax.Array) -> Any:
+    if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+        return None
+    return jnp.zeros(leaf.shape, jnp.promote_types(leaf.dtype, jnp.float32))
+
+
+def _add(total: Any, part: Any) -> Any:
+    return total + part.astype(total.dtype)
+
+
+def _scaled(total: Any, grad: jax.Array, leaf: jax.Array) -> Any:
+    return (total * grad).astype(leaf.dtype)

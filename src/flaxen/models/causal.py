@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 
 import jax
@@ -9,8 +10,6 @@ import jax.numpy as jnp
 
 from flaxen.attention import Scene
 from flaxen.cache import Cache
-from flaxen.core.tree import walk
-from flaxen.layers.attention import Attention
 from flaxen.layers.context import Context, Runtime
 from flaxen.layers.cross_entropy import IGNORED
 from flaxen.models.decoder import Decoder
@@ -19,7 +18,7 @@ from flaxen.models.outputs import CausalOutput
 
 def whole_context(
     decoder: Decoder,
-    shape: tuple[int, int],
+    shape: tuple[int, ...],
     runtime: Runtime,
     attention_mask: jax.Array | None = None,
     position_ids: jax.Array | None = None,
@@ -27,7 +26,8 @@ def whole_context(
 ) -> Context:
     """The context of sequences that are given at once, (B, T).
 
-    Positions count slots unless given. Packed documents are told apart by `segment_ids`, or, without a mask, by the places where given positions do not
+    Positions count slots unless given. Packed documents are told apart by `segment_ids`, or,
+    without a mask, by the places where given positions do not
     go on by one.
     """
     B, T = shape
@@ -48,7 +48,9 @@ def whole_context(
 
 
 def shifted(labels: jax.Array, segment_ids: jax.Array | None = None) -> jax.Array:
-    """Labels moved to the slot that predicts them; nothing is predicted past the end or across documents."""
+    """Labels moved to the slot that predicts them; nothing is predicted past the end or across
+    documents.
+    """
     targets = jnp.pad(labels[:, 1:], [(0, 0), (0, 1)], constant_values=IGNORED)
     if segment_ids is None:
         return targets
@@ -84,25 +86,34 @@ def forward(
 
 
 def extend(
-    decoder: Decoder, ids: jax.Array, cache: Cache, valid: jax.Array, runtime: Runtime
+    decoder: Decoder,
+    ids: jax.Array,
+    cache: Cache,
+    valid: jax.Array,
+    runtime: Runtime,
+    *,
+    fresh: bool = False,
 ) -> tuple[jax.Array, Cache]:
     """Run new tokens on top of a cache -> hidden states (B, T, D) and the cache with them in it.
 
-    ids (B, T); valid (B, T) is False for padding, which takes a slot but no position and is never seen.
-    In compiled code an overflow cannot raise; it turns the result into NaN instead of shifting silently.
+    ids (B, T); valid (B, T) is False for padding, which takes a slot but no position and is never
+    seen. `fresh` says that the cache is empty: then the new tokens need only look at each other.
+    In compiled code an overflow cannot raise; it turns the result into NaN instead of shifting
+    silently.
     """
     at, positions = cache.index, cache.lengths[:, None] + jnp.cumsum(valid, 1) - 1
     cache = cache.advance(valid)
     T, S = ids.shape[1], cache.capacity
-    q_slots, k_slots = at + jnp.arange(T, dtype=jnp.int32), jnp.arange(S, dtype=jnp.int32)
-    if any(isinstance(m, Attention) and m.mask.window for m in walk(decoder.layers)):
-        # A window counts tokens: padding inside a row must not use it up.
-        q_slots, k_slots = positions, jnp.cumsum(cache.keep, 1, dtype=jnp.int32) - 1
-    scene = Scene(q_slots=q_slots, k_slots=k_slots, keep=cache.keep)
+    new = jnp.arange(T, dtype=jnp.int32)
+    scene = Scene(
+        q_slots=new if fresh else at + new,
+        k_slots=new if fresh else jnp.arange(S, dtype=jnp.int32),
+        keep=valid if fresh else cache.keep,
+        aligned=fresh,
+    )
     ctx = decoder.context(jnp.maximum(positions, 0), scene, runtime, at=at)
     x, layers, _ = decoder.hidden(ids, ctx, cache.layers)
-    x = jnp.where(at + T <= S, x, jnp.nan)
-    return x, Cache(layers=layers, index=cache.index, keep=cache.keep, lengths=cache.lengths)
+    return jnp.where(at + T <= S, x, jnp.nan), dataclasses.replace(cache, layers=layers)
 
 
 @partial(jax.jit, static_argnames=("runtime",))

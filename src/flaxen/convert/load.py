@@ -1,0 +1,88 @@
+"""Fit a checkpoint to a model: which tensor is which weight, and everything that does not fit."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import numpy as np
+
+from flaxen.convert.lazy import LazyTensor, whole
+from flaxen.convert.relation import Relation, Row
+from flaxen.convert.report import Mismatch, Report
+from flaxen.convert.views import CHUNK, slabs
+
+IGNORED = re.compile(r"(^|\.)(rotary_emb\.inv_freq|position_ids)$")
+"""Buffers that old checkpoints hold and every model computes."""
+
+
+def match(
+    relation: Relation,
+    checkpoint: Mapping[str, LazyTensor],
+    tied: Mapping[str, str] | None = None,
+    base_prefix: str = "model",
+) -> tuple[dict[str, LazyTensor], Report]:
+    """Our weights by path, and the report; a weight that does not fit is left out of the first.
+
+    tied: name of a tensor that the config says is shared -> the name it is kept under. Either may
+    be in the file, or both if they are equal bit for bit.
+    base_prefix: what a model with a head has before the names of the model without one; a
+    checkpoint of either loads into the other.
+    """
+    tied = tied or {}
+    expected, report = relation.shapes(), Report()
+    found, report.unexpected = _named(checkpoint, {*expected, *tied}, base_prefix)
+    for target, source in tied.items():
+        head = found.pop(target, None)
+        if head is not None and source in found and not equal(head, found[source]):
+            report.untied.append((target, source))
+            continue
+        if head is not None:
+            found.setdefault(source, head)
+            report.doubled.append(target)
+        report.tied[target] = source
+    report.missing = [name for name in expected if name not in found]
+    report.mismatched = [
+        Mismatch(name, found[name].shape, shape)
+        for name, shape in expected.items()
+        if name in found and found[name].shape != shape
+    ]
+    bad = {*report.missing, *(m.name for m in report.mismatched)}
+    whole_rows = (row for row in relation.rows if not bad.intersection(row.names))
+    return {p: t for row in whole_rows for p, t in _load(row, found).items()}, report
+
+
+def _named(
+    checkpoint: Mapping[str, LazyTensor], wanted: set[str], prefix: str
+) -> tuple[dict[str, LazyTensor], list[str]]:
+    """The tensors under the names that the model gives them, and the names it does not know."""
+    found: dict[str, LazyTensor] = {name: checkpoint[name] for name in checkpoint if name in wanted}
+    unexpected = []
+    for name in checkpoint:
+        if name in wanted or IGNORED.search(name):
+            continue
+        other = name[len(prefix) + 1 :] if name.startswith(f"{prefix}.") else f"{prefix}.{name}"
+        if other in wanted and other not in found:
+            found[other] = checkpoint[name]
+        else:
+            unexpected.append(name)
+    return found, unexpected
+
+
+def _load(row: Row, found: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
+    """One row; should stacked tensors differ in dtype, in the one that holds them all."""
+    sources = {name: found[name] for name in row.names}
+    wide = np.result_type(*{t.dtype for t in sources.values()})
+    return row.load({name: t.astype(wide) for name, t in sources.items()})
+
+
+def equal(a: LazyTensor, b: LazyTensor) -> bool:
+    """Whether two tensors are the same bit for bit; a chunk of each is in memory at a time."""
+    if (a.shape, a.dtype) != (b.shape, b.dtype):
+        return False
+    parts = (box for box, _ in slabs(whole(a.shape), a.dtype.itemsize, CHUNK))
+    return all(_same_bytes(a.read(box), b.read(box)) for box in parts)
+
+
+def _same_bytes(a: np.ndarray, b: np.ndarray) -> bool:
+    return np.array_equal(a.reshape(-1).view(np.uint8), b.reshape(-1).view(np.uint8))

@@ -1,0 +1,126 @@
+"""From lazy tensors to arrays on devices: each byte is read once, to where it stays."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Sharding
+
+from flaxen.convert.lazy import Box, LazyTensor, aligned_empty, box_shape, concrete, is_float
+from flaxen.convert.views import slabs
+
+SLAB = 16 << 20
+"""Bytes that one thread reads at a time."""
+
+AHEAD = 256 << 20
+"""Bytes that may be on their way, beyond the tensor being finished."""
+
+
+class Part(NamedTuple):
+    """One box of a tensor in host memory, and the devices that want it."""
+
+    values: np.ndarray
+    devices: list[Any]
+
+
+class Pending(NamedTuple):
+    """A tensor whose parts are being read."""
+
+    shape: tuple[int, ...]
+    sharding: Sharding
+    parts: list[Part]
+    reads: list[tuple[Future[None], int]]
+    nbytes: int
+
+
+def place(
+    lazies: Any,
+    shardings: Any = None,
+    dtype: Any = None,
+    progress: Callable[[int], None] | None = None,
+) -> Any:
+    """Arrays in place of the lazy tensors of a tree.
+
+    shardings: the same tree of `jax.sharding.Sharding`; None, anywhere, is the default device.
+    dtype: what floats are converted to; integers and booleans keep theirs.
+    progress: called with the number of bytes that have arrived since the last call.
+
+    On CPU the memory read into is the array's own; data that lies aligned in a mapped file is not
+    even copied. Several threads read; only the boxes of this process's devices are read.
+    """
+    leaves, structure = jax.tree.flatten(lazies)
+    where = _leaf_shardings(shardings, len(leaves))
+    arrays: list[jax.Array] = []
+    pending: deque[Pending] = deque()
+    pool = ThreadPoolExecutor(max(2, os.cpu_count() or 2), "flaxen-read")
+    try:
+        for tensor, sharding in zip(leaves, where, strict=True):
+            pending.append(_start(pool, _cast(tensor, dtype), sharding))
+            while sum(p.nbytes for p in pending) > AHEAD + pending[0].nbytes:
+                arrays.append(_finish(pending.popleft(), progress))
+        arrays += [_finish(p, progress) for p in pending]
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return jax.tree.unflatten(structure, arrays)
+
+
+def _leaf_shardings(shardings: Any, count: int) -> list[Sharding]:
+    default = jax.device_put(0).sharding
+    if shardings is None:
+        return [default] * count
+    return [s or default for s in jax.tree.leaves(shardings, is_leaf=lambda s: s is None)]
+
+
+def _cast(tensor: LazyTensor, dtype: Any) -> LazyTensor:
+    return tensor.astype(dtype) if dtype is not None and is_float(tensor.dtype) else tensor
+
+
+def _start(pool: ThreadPoolExecutor, tensor: LazyTensor, sharding: Sharding) -> Pending:
+    parts, reads = [], []
+    for box, devices in boxes(sharding, tensor.shape):
+        values = tensor.view(box) if devices[0].platform == "cpu" else None
+        if values is None:
+            values = aligned_empty(box_shape(box), tensor.dtype)
+            for slab, inside in slabs(box, tensor.dtype.itemsize, SLAB):
+                target = values[(*inside, ...)]
+                reads.append((pool.submit(_read, tensor, slab, target), target.nbytes))
+        parts.append(Part(values, devices))
+    fresh = sum(nbytes for _, nbytes in reads)
+    return Pending(tensor.shape, sharding, parts, reads, fresh)
+
+
+def _read(tensor: LazyTensor, box: Box, target: np.ndarray) -> None:
+    tensor.read(box, target)
+
+
+def boxes(sharding: Sharding, shape: tuple[int, ...]) -> Iterator[tuple[Box, list[Any]]]:
+    """Each different box that devices of this process hold, and those devices."""
+    found: dict[tuple[tuple[int, int], ...], list[Any]] = {}
+    for device, index in sharding.addressable_devices_indices_map(shape).items():
+        box = concrete(index or (), shape)
+        found.setdefault(tuple((s.start, s.stop) for s in box), []).append(device)
+    for bounds, devices in found.items():
+        yield tuple(slice(*pair) for pair in bounds), devices
+
+
+def _finish(pending: Pending, progress: Callable[[int], None] | None) -> jax.Array:
+    for future, nbytes in pending.reads:
+        future.result()
+        if progress is not None:
+            progress(nbytes)
+    pieces = [
+        jax.device_put(part.values, device, may_alias=True)
+        for part in pending.parts
+        for device in part.devices
+    ]
+    if progress is not None and not pending.reads:
+        progress(sum(part.values.nbytes for part in pending.parts))
+    array = jax.make_array_from_single_device_arrays(pending.shape, pending.sharding, pieces)
+    # On an accelerator the host buffer must be gone before more are filled.
+    return array.block_until_ready()
