@@ -92,7 +92,8 @@ class Script:
 
 def script(*rows: list[int], vocab: int = 16, **generation_config: Any) -> Tiny:
     """After a prompt of one token, row b says `rows[b]`, over and over at its end."""
+    table = [[*row, *row[-1:] * (16 - len(row))] for row in rows]
     module = Script(
-        table=jnp.asarray(rows, jnp.int32), embed_tokens=Embedding(weight=jnp.zeros((vocab, 1)))
+        table=jnp.asarray(table, jnp.int32), embed_tokens=Embedding(weight=jnp.zeros((vocab, 1)))
     )
     return Tiny(module, generation_config=generation_config)

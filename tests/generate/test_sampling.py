@@ -88,7 +88,9 @@ def test_what_was_seen_is_penalised_on_both_sides_of_zero():
 
 def test_no_row_ends_before_min_new_tokens():
     s = sampling(eos_token_id=[0, 1], min_new_tokens=2)
-    pick = lambda count: int(_choose(jnp.log(jnp.asarray([P])), jnp.zeros((1, 4), bool), count, s)[0])
+    pick = lambda count: int(
+        _choose(jnp.log(jnp.asarray([P])), jnp.zeros((1, 4), bool), count, s)[0]
+    )
     assert [pick(count) for count in (0, 1, 2)] == [2, 2, 0]
 
 

@@ -12,6 +12,7 @@ import tiny
 from flaxen.core.errors import InputError
 from flaxen.generate import generate, stream
 from flaxen.generate.settings import resolve
+from flaxen.layers.context import Runtime
 
 
 def settings(columns=1, stored=None, config=None, **asked):
@@ -36,7 +37,9 @@ def test_max_length_counts_the_prompt():
 
 
 def test_max_length_without_room_for_a_token_is_refused():
-    with pytest.raises(InputError, match=r"max_length is 30 and the prompt has 30 .*max_new_tokens"):
+    with pytest.raises(
+        InputError, match=r"max_length is 30 and the prompt has 30 .*max_new_tokens"
+    ):
         settings(30, max_length=30)
 
 
@@ -79,8 +82,15 @@ def test_no_end_ids_can_be_asked_for():
     assert settings(config={"eos_token_id": 3}, eos_token_id=[]).eos_token_id == ()
 
 
+def test_a_row_may_end_with_any_of_many_ids():
+    eos = settings(eos_token_id=list(range(10))).traced(Runtime()).eos
+    assert set(np.asarray(eos).tolist()) == {-1, *range(10)}
+
+
 def test_strange_values_in_files_are_passed_over():
-    s = settings(stored={"temperature": -1, "pad_token_id": -1, "eos_token_id": 999}, do_sample=True)
+    s = settings(
+        stored={"temperature": -1, "pad_token_id": -1, "eos_token_id": 999}, do_sample=True
+    )
     assert (s.temperature, s.pad_token_id, s.eos_token_id) == (1.0, 0, ())
 
 
