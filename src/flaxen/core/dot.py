@@ -49,6 +49,12 @@ def dense(x: jax.Array, weight: jax.Array, contract: int, out_dtype: Any = None)
     """`dot` for plain arrays; products of 16-bit floats accumulate in float32."""
     out_dtype = out_dtype or x.dtype
     weight = jnp.asarray(weight, x.dtype)
+    if weight.ndim > 2 or contract > 1:
+        # As a table: XLA on CPU would first copy a weight of more axes into another order.
+        batch, kept = x.shape[: x.ndim - contract], weight.shape[: weight.ndim - contract]
+        width = math.prod(x.shape[x.ndim - contract :])
+        y = dense(x.reshape(*batch, width), weight.reshape(-1, width), 1, out_dtype)
+        return y.reshape(*batch, *kept)
     batch, kept = x.shape[: x.ndim - contract], weight.shape[: weight.ndim - contract]
     if math.prod(batch) == 1 and x.dtype.itemsize == 2 and platform() == "cpu":
         y = _one_row(x, weight, contract).reshape(*batch, *kept)

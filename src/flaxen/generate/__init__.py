@@ -3,5 +3,6 @@
 from flaxen.generate.loop import generate
 from flaxen.generate.settings import Settings
 from flaxen.generate.stream import Stats, Stream, stream
+from flaxen.generate.text import Result, text
 
-__all__ = ["Settings", "Stats", "Stream", "generate", "stream"]
+__all__ = ["Result", "Settings", "Stats", "Stream", "generate", "stream", "text"]

@@ -57,12 +57,14 @@ def prefill(
     ids: jax.Array,
     valid: jax.Array,
     width: jax.Array,
-    sampling: Sampling,
     *,
     capacity: int,
     runtime: Runtime,
-) -> tuple[Cache, Step]:
-    """Read a prompt, as `Prompt.laid` gives it, on top of a cache or of a new one, and choose the first tokens."""
+) -> tuple[Cache, jax.Array, jax.Array]:
+    """Read a prompt, as `Prompt.laid` gives it, on top of a cache or of a new one.
+
+    Gives the cache, scores of the first new tokens (B, V), and which tokens the prompt has (B, V).
+    """
     B, T = ids.shape
     fresh = cache is None
     if cache is None:
@@ -73,7 +75,13 @@ def prefill(
     last = jax.lax.dynamic_index_in_dim(x, width - 1, axis=1, keepdims=False)
     logits = decoder.logits(last, runtime)
     seen = jnp.zeros(logits.shape, bool).at[jnp.arange(B)[:, None], ids].max(valid)
-    return cache, _next(logits, seen, jnp.ones(B, bool), 0, sampling)
+    return cache, logits, seen
+
+
+@jax.jit
+def first(logits: jax.Array, seen: jax.Array, sampling: Sampling) -> Step:
+    """The first new tokens. Apart from `prefill`, as it is the same for prompts of all sizes."""
+    return _next(logits, seen, jnp.ones(len(logits), bool), 0, sampling)
 
 
 def _advance(
@@ -90,14 +98,14 @@ advance = jax.jit(_advance, static_argnames=("runtime",), donate_argnames=("cach
 
 @partial(jax.jit, static_argnames=("room", "runtime"), donate_argnames=("cache",))
 def decode(
-    decoder: Decoder, cache: Cache, first: Step, sampling: Sampling, *, room: int, runtime: Runtime
+    decoder: Decoder, cache: Cache, step: Step, sampling: Sampling, *, room: int, runtime: Runtime
 ) -> tuple[Cache, jax.Array, jax.Array, jax.Array]:
     """All other tokens in one loop, until each row has ended or `limit` is reached.
 
     Gives the cache, tokens and their log-probabilities (B, room), and how many columns of them are filled.
     """
     put = lambda table, column, i: jax.lax.dynamic_update_slice(table, column[:, None], (0, i))
-    tokens = jnp.full((first.token.shape[0], room), sampling.pad)
+    tokens = jnp.full((len(step.token), room), sampling.pad)
     logprobs = jnp.zeros(tokens.shape, jnp.float32)
 
     def body(carry: Any) -> Any:
@@ -109,7 +117,7 @@ def decode(
     cache, step, tokens, logprobs = jax.lax.while_loop(
         lambda carry: carry[1].open.any() & (carry[1].count < sampling.limit),
         body,
-        (cache, first, put(tokens, first.token, 0), put(logprobs, first.logprob, 0)),
+        (cache, step, put(tokens, step.token, 0), put(logprobs, step.logprob, 0)),
     )
     return cache, tokens, logprobs, step.count
 
@@ -117,20 +125,20 @@ def decode(
 def begin(
     model: Any, prompt: Prompt, settings: Settings, sampling: Sampling, cache: Cache | None = None
 ) -> tuple[Cache, Step]:
-    """`prefill` in sizes that other prompts share. A given cache must have room for all."""
+    """A prompt's cache and first tokens, in sizes that other prompts share. A given cache must have room for all."""
     slots = bucket(int(prompt.lengths.max()))
     ids, mask, width = prompt.laid(slots)
     capacity = cache.capacity if cache is not None else slots + settings.room
-    return prefill(
+    cache, *scores = prefill(
         model.module,
         cache,
         ids,
         mask,
         np.int32(width),
-        sampling,
         capacity=capacity,
         runtime=model.runtime,
     )
+    return cache, first(*scores, sampling)
 
 
 def generate(
@@ -153,9 +161,9 @@ def generate(
     prompt = read_prompt(input_ids, attention_mask, model.module.embed_tokens.weight.shape[0])
     asked = resolve(model, prompt.ids.shape[1], settings)
     sampling = asked.traced(model.runtime, logprobs=return_logprobs)
-    cache, first = jax.block_until_ready(begin(model, prompt, asked, sampling))
+    cache, step = jax.block_until_ready(begin(model, prompt, asked, sampling))
     _, tokens, logprobs, count = decode(
-        model.module, cache, first, sampling, room=asked.room, runtime=model.runtime
+        model.module, cache, step, sampling, room=asked.room, runtime=model.runtime
     )
     n = int(count)
     ids = np.concatenate([prompt.ids, np.asarray(tokens)[:, :n]], axis=1)

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 
 from flaxen.attention import Scene
 from flaxen.cache import Cache
+from flaxen.core.tree import walk
+from flaxen.layers.attention import Attention
 from flaxen.layers.context import Context, Runtime
 from flaxen.layers.cross_entropy import IGNORED
 from flaxen.models.decoder import Decoder
@@ -105,12 +107,15 @@ def extend(
     cache = cache.advance(valid)
     T, S = ids.shape[1], cache.capacity
     new = jnp.arange(T, dtype=jnp.int32)
-    scene = Scene(
-        q_slots=new if fresh else at + new,
-        k_slots=new if fresh else jnp.arange(S, dtype=jnp.int32),
-        keep=valid if fresh else cache.keep,
-        aligned=fresh,
-    )
+    if fresh:
+        scene = Scene(q_slots=new, k_slots=new, keep=valid, aligned=True)
+    elif any(isinstance(m, Attention) and m.mask.window for m in walk(decoder.layers)):
+        # A window counts tokens: padding inside a row must not use it up.
+        k_slots = jnp.cumsum(cache.keep, 1, dtype=jnp.int32) - 1
+        scene = Scene(q_slots=positions, k_slots=k_slots, keep=cache.keep)
+    else:
+        k_slots = jnp.arange(S, dtype=jnp.int32)
+        scene = Scene(q_slots=at + new, k_slots=k_slots, keep=cache.keep)
     ctx = decoder.context(jnp.maximum(positions, 0), scene, runtime, at=at)
     x, layers, _ = decoder.hidden(ids, ctx, cache.layers)
     return jnp.where(at + T <= S, x, jnp.nan), dataclasses.replace(cache, layers=layers)
