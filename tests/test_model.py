@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import golden
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +12,6 @@ import flaxen
 from flaxen.core.errors import CacheError, CheckpointError, ConfigError, InputError
 from flaxen.core.tree import Param
 from flaxen.layers.norm import OffsetRMSNorm, RMSNorm
-from tests import golden
 
 
 @pytest.fixture(scope="module")

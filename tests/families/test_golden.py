@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import golden
 import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
 import flaxen
-from tests import golden
 
 CASES = golden.cases()
 LOGITS, LOSS, GRADIENTS = 5e-5, 1e-5, 1e-3

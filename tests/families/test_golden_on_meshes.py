@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import golden
 import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
 import flaxen
-from tests import golden
 
 MESHES = ["dp=8", "fsdp=8", "tp=2,fsdp=4", "sp=2,tp=2,fsdp=2"]
 

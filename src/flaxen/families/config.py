@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flaxen.core.errors import ConfigError
+from flaxen.core.hugging_face import transformers
 from flaxen.families import find
 from flaxen.families.family import Family, Reading
 
@@ -23,13 +24,11 @@ def hf_config(raw: Mapping[str, Any]) -> Any:
         raise ConfigError(f"config.json has no model_type; found the keys {sorted(raw)[:8]}.")
     find(model_type)
     check_rope(raw)
-    from transformers import CONFIG_MAPPING
-
     fields = {k: v for k, v in raw.items() if k != "model_type"}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return CONFIG_MAPPING[model_type](**fields)
+            return transformers().CONFIG_MAPPING[model_type](**fields)
     except Exception as error:  # the class's own checks raise many kinds
         text = " ".join(str(error).split())
         raise ConfigError(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flaxen.core.errors import CheckpointError
+from flaxen.core.hugging_face import transformers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -20,17 +20,19 @@ def tokenizer(path: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
     Code that comes with a checkpoint is never run.
     Raises CheckpointError where no tokenizer can be made.
     """
-    # Transformers says at its first import that there is no torch; here there never is.
-    logging.getLogger("transformers").addFilter(_no_torch_advice)
+    here = Path(path).expanduser()
+    if not here.exists() and (here.suffix or os.fspath(path).count("/") != 1):
+        raise CheckpointError(
+            f"{os.fspath(path)!r} is no file or folder here, and no hub id (org/name)."
+        )
+    hf = transformers()
     if os.fspath(path).endswith(".gguf"):
         from flaxen.text.gguf_tokenizer import gguf_tokenizer
 
         return gguf_tokenizer(path)
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
-
     where = os.fspath(path)
     try:
-        found = AutoTokenizer.from_pretrained(where, trust_remote_code=False)
+        found = hf.AutoTokenizer.from_pretrained(where, trust_remote_code=False)
     except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
         why = next(iter(str(error).splitlines()), type(error).__name__)
         kind = "folder" if Path(where).is_dir() else "path or hub id"
@@ -38,16 +40,12 @@ def tokenizer(path: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
             f"No tokenizer can be made of the {kind} {where!r}: {why} "
             "What is looked for is a tokenizer.json, with its tokenizer_config.json."
         ) from error
-    if not isinstance(found, PreTrainedTokenizerFast):
+    if not isinstance(found, hf.PreTrainedTokenizerFast):
         raise CheckpointError(
             f"{where!r} has a {type(found).__name__}, which has no tokenizer.json form. "
             "Convert it with transformers and save it again."
         )
     return found
-
-
-def _no_torch_advice(record: logging.LogRecord) -> bool:
-    return not str(record.msg).startswith("PyTorch was not found")
 
 
 def encode(tok: PreTrainedTokenizerFast, text: str) -> list[int]:
