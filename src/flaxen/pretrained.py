@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import re
 import time
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from flaxen.convert.arrays import ArrayTensor
@@ -96,7 +99,7 @@ def float_dtype(dtype: Any) -> np.dtype | None:
         raise ConfigError(f"Unknown dtype {name!r}.{did_you_mean(name, DTYPES)}")
     if name == "float64" and not jax.config.read("jax_enable_x64"):
         raise ConfigError("dtype 'float64' needs jax.config.update('jax_enable_x64', True) first.")
-    return jax.numpy.dtype(name)
+    return jnp.dtype(name)
 
 
 def _placement(mesh: Any, plan: str | Plan | None) -> Placement | None:
@@ -174,17 +177,22 @@ def initial(
     path: str, param: Param, sharding: Any = None, seed: int = 0, scale: float = 0.02
 ) -> jax.Array:
     """A fresh weight: a function of seed and path alone, whatever the mesh."""
-    import zlib
+    key = jax.random.fold_in(jax.random.key(seed), zlib.crc32(path.encode()))
+    return _fresh(param.shape, param.dtype or np.dtype(np.float32), param.init, sharding)(
+        key, scale
+    )
 
-    import jax.numpy as jnp
 
-    def make() -> jax.Array:
-        if param.init != "normal":
-            return jnp.full(param.shape, float(param.init == "ones"), param.dtype)
-        key = jax.random.fold_in(jax.random.key(seed), zlib.crc32(path.encode()))
-        return (scale * jax.random.normal(key, param.shape)).astype(param.dtype)
+@functools.cache
+def _fresh(shape: tuple[int, ...], dtype: np.dtype, init: str, sharding: Any) -> Any:
+    """One program for all weights of a kind."""
 
-    return jax.jit(make, out_shardings=sharding)()
+    def make(key: jax.Array, scale: jax.Array) -> jax.Array:
+        if init != "normal":
+            return jnp.full(shape, float(init == "ones"), dtype)
+        return (scale * jax.random.normal(key, shape)).astype(dtype)
+
+    return jax.jit(make, out_shardings=sharding)
 
 
 def _origin(
@@ -231,7 +239,7 @@ def from_config(
         fresh[path] = initial(path, described, where, seed, scale)
     module = rebuild(module, fresh)
     if platform() != "cpu" if scan_layers is None else scan_layers:
-        module = _folded(module, jax.numpy.stack)
+        module = _folded(module, jnp.stack)
     raw["dtype"] = (kind or np.dtype(np.float32)).name
     origin = Origin(
         config_json=json.dumps(raw, sort_keys=True, default=str),

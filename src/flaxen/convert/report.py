@@ -23,7 +23,8 @@ class Report:
     """How a checkpoint fitted a model. Names are those of the hub.
 
     `tied` maps a tensor that is not kept to the one used in its place; `doubled` lists those that
-    the file holds all the same, and saving writes again; `untied` holds such pairs that the config declares equal although the file differs; `unread` are config keys nobody read.
+    the file holds all the same, and saving writes again; `untied` holds such pairs that the config
+    declares equal although the file differs; `unread` are config keys nobody read.
     """
 
     missing: list[str] = dataclasses.field(default_factory=list)
