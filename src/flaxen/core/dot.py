@@ -1,8 +1,7 @@
 """The products of the library: every platform rule about them lives here.
 
 A weight keeps the order of its file, `[out..., in...]`, and its trailing axes are contracted with
-those of `x`.
-A weight may be an array or a leaf type (quantised, low-rank) that brings its own `dot` and `rows`.
+those of `x`. It may be an array or a leaf type (quantised, low-rank) with its own `dot` and `rows`.
 """
 
 from __future__ import annotations
@@ -96,7 +95,7 @@ def _one_row(x: jax.Array, weight: jax.Array, contract: int) -> jax.Array:
 
 
 def _last_axes(a: jax.Array, contract: int, batch: int) -> Any:
-    """Dimension numbers that contract the last axes of `a` with all but `batch` axes of the other."""
+    """Dimension numbers: the last axes of `a` with all but the first `batch` of the other."""
     over = tuple(range(a.ndim - contract, a.ndim)), tuple(range(batch, batch + contract))
     return over, ((), ())
 

@@ -29,9 +29,9 @@ def linear_cross_entropy(
 ) -> tuple[jax.Array, jax.Array]:
     """Sum of the negative log-likelihoods in float32, and how many rows were counted.
 
-    x: (rows, embed...), weight: (vocab, embed...) or a leaf type, labels: (rows,) with -100 ignored.
-    Logits are `softcap * tanh(scale * x . weight / softcap)`, `chunk` rows at a time. Under differentiation
-    the gradients are computed in the forward pass, while the logits are there.
+    x: (rows, embed...), weight: (vocab, embed...) or a leaf type, labels: (rows,), -100 ignored.
+    Logits are `softcap * tanh(scale * x . weight / softcap)`, `chunk` rows at a time. Gradients are
+    computed in the forward pass, while the logits are there.
     """
     chunk = min(chunk, max(x.shape[0], 1))
     count = jnp.sum(labels != IGNORED)
@@ -110,15 +110,17 @@ def _terms(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jnp.sum(nll).astype(jnp.float32), slope
 
 
-def _zeros(leaf: jax.Array) -> Any:
+def _zeros(leaf: jax.Array) -> jax.Array:
     if not jnp.issubdtype(leaf.dtype, jnp.inexact):
-        return None
+        return jnp.zeros((), jnp.float32)
     return jnp.zeros(leaf.shape, jnp.promote_types(leaf.dtype, jnp.float32))
 
 
-def _add(total: Any, part: Any) -> Any:
-    return total + part.astype(total.dtype)
+def _add(total: jax.Array, part: jax.Array) -> jax.Array:
+    return total if part.dtype == jax.dtypes.float0 else total + part.astype(total.dtype)
 
 
-def _scaled(total: Any, grad: jax.Array, leaf: jax.Array) -> Any:
+def _scaled(total: jax.Array, grad: jax.Array, leaf: jax.Array) -> Any:
+    if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+        return np.zeros(leaf.shape, jax.dtypes.float0)
     return (total * grad).astype(leaf.dtype)
