@@ -96,7 +96,7 @@ def _one_row(x: jax.Array, weight: jax.Array, contract: int) -> jax.Array:
 
 
 def _last_axes(a: jax.Array, contract: int, batch: int) -> Any:
-    """Dimension numbers that contract the last axes of `a` with all but `batch` axes of the other."""
+    """Dimensions for contracting the last axes of `a` with all but `batch` axes of the other."""
     over = tuple(range(a.ndim - contract, a.ndim)), tuple(range(batch, batch + contract))
     return over, ((), ())
 
