@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from itertools import islice
 
 import numpy as np
@@ -90,7 +91,7 @@ def test_the_next_step_is_on_its_way_before_a_token_is_given(monkeypatch):
         dispatched.append(1)
         return real(*args, **kw)
 
-    monkeypatch.setattr("flaxen.generate.stream.advance", counted)
+    monkeypatch.setattr(import_module("flaxen.generate.stream"), "advance", counted)
     tokens = stream(tiny.script([3, 4, 5, 6]), [1], max_new_tokens=3)
     counts = [len(dispatched) for _ in tokens]
     assert counts == [1, 2, 2]  # none after the last

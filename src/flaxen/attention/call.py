@@ -24,7 +24,8 @@ class Mask:
 class Scene:
     """Where queries and keys stand in their sequence, and which keys exist.
 
-    q_slots: (T,) or (B, T), k_slots: (S,) or (B, S) slot numbers; keep: (B, S) False for padding and unused slots;
+    q_slots: (T,) or (B, T), k_slots: (S,) or (B, S) slot numbers;
+    keep: (B, S) False for padding and unused slots;
     q_segments (B, T), k_segments (B, S): documents packed into a row see only themselves.
     `aligned` says that query i stands at key i, so that a mechanism may skip the upper triangle.
     """

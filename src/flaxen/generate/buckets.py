@@ -1,4 +1,4 @@
-"""A few sizes instead of any size, so that other lengths meet a program that is compiled already."""
+"""A few sizes instead of any, so that other lengths meet a program that is compiled already."""
 
 from __future__ import annotations
 

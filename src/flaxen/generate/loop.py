@@ -25,7 +25,8 @@ from flaxen.models.decoder import Decoder
 class Step:
     """The newest token of each row, which the cache does not hold yet.
 
-    token (B,): the pad id in rows that are finished; live (B,): it is a real one; open (B,): another one will follow;
+    token (B,): the pad id in rows that are finished; live (B,): it is a real one;
+    open (B,): another one will follow;
     logprob (B,) float32; count: new tokens so far; seen (B, V): tokens that stood before.
     """
 
@@ -102,7 +103,8 @@ def decode(
 ) -> tuple[Cache, jax.Array, jax.Array, jax.Array]:
     """All other tokens in one loop, until each row has ended or `limit` is reached.
 
-    Gives the cache, tokens and their log-probabilities (B, room), and how many columns of them are filled.
+    Gives the cache, tokens and their log-probabilities (B, room), and how many columns of them are
+    filled.
     """
     put = lambda table, column, i: jax.lax.dynamic_update_slice(table, column[:, None], (0, i))
     tokens = jnp.full((len(step.token), room), sampling.pad)
@@ -125,20 +127,16 @@ def decode(
 def begin(
     model: Any, prompt: Prompt, settings: Settings, sampling: Sampling, cache: Cache | None = None
 ) -> tuple[Cache, Step]:
-    """A prompt's cache and first tokens, in sizes that other prompts share. A given cache must have room for all."""
+    """A prompt's cache and first tokens, in sizes that other prompts share.
+
+    A given cache must have room for all.
+    """
     slots = bucket(int(prompt.lengths.max()))
     ids, mask, width = prompt.laid(slots)
     capacity = cache.capacity if cache is not None else slots + settings.room
-    cache, *scores = prefill(
-        model.module,
-        cache,
-        ids,
-        mask,
-        np.int32(width),
-        capacity=capacity,
-        runtime=model.runtime,
-    )
-    return cache, first(*scores, sampling)
+    place = {"capacity": capacity, "runtime": model.runtime}
+    filled, *scores = prefill(model.module, cache, ids, mask, np.int32(width), **place)
+    return filled, first(*scores, sampling)
 
 
 def generate(
@@ -151,9 +149,10 @@ def generate(
 ) -> Any:
     """Continue prompts -> ids (B, T + n) int32: the input as it was given, then n new columns.
 
-    n is the number of steps until each row has ended, `max_new_tokens` at most; rows that ended earlier go on with the pad id.
-    Settings have Hugging Face's names (`settings.NAMES`); what they mean says `settings.resolve`. With
-    `return_logprobs`, a pair: ids, and the log-probability of each new token under the model's own distribution (B, n), 0 after a row's end.
+    n is the number of steps until each row has ended, `max_new_tokens` at most; rows that ended
+    earlier go on with the pad id. Settings have Hugging Face's names; see `settings.resolve`.
+    With `return_logprobs`, a pair: ids, and the log-probability of each new token under the model's
+    own distribution (B, n), 0 after a row's end.
 
     Raises:
         InputError: for prompts or settings that make no sense.

@@ -23,9 +23,10 @@ class Prompt:
         return self.mask.sum(1)
 
     def laid(self, slots: int) -> tuple[np.ndarray, np.ndarray, int]:
-        """ids and mask, both (B, slots), and the width: each row's real tokens end together at slot `width`.
+        """ids and mask, both (B, slots), and the width: where each row's real tokens end.
 
-        Whatever padding a prompt came with, none is left inside a row, and none of its ids are used.
+        Whatever padding a prompt came with, none is left inside a row, and none of its ids are
+        used.
         """
         width = int(self.lengths.max())
         order = np.argsort(self.mask, axis=1, kind="stable")[:, -width:]
@@ -50,7 +51,8 @@ def read_prompt(input_ids: Any, attention_mask: Any, vocab: int) -> Prompt:
     empty = np.flatnonzero(~mask.any(1))
     if empty.size:
         raise InputError(
-            f"attention_mask leaves no token in row {empty[0]}; expected at least one, for example BOS."
+            f"attention_mask leaves no token in row {empty[0]}; expected at least one, for example "
+            "BOS."
         )
     wrong = mask & ((ids < 0) | (ids >= vocab))
     if wrong.any():

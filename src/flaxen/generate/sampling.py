@@ -1,4 +1,4 @@
-"""From scores to a token. Every setting is a traced number, so that another one meets the same program.
+"""From scores to a token. All settings are traced numbers: others meet the same program.
 
 What a setting leaves off is not computed: greedy decoding costs an argmax.
 """
@@ -15,7 +15,8 @@ from flaxen.core.tree import module
 class Sampling:
     """Settings as arrays; all are scalars but `eos`, which is filled up with -1.
 
-    Off is: top_k 0, top_p 1, min_p 0, repetition_penalty 1, min_new_tokens 0. `limit` is the number of new tokens.
+    Off is: top_k 0, top_p 1, min_p 0, repetition_penalty 1, min_new_tokens 0. `limit` is the number
+    of new tokens.
     """
 
     sample: jax.Array
@@ -38,7 +39,9 @@ def ends(token: jax.Array, s: Sampling) -> jax.Array:
 
 
 def choose(logits: jax.Array, seen: jax.Array, count: jax.Array, s: Sampling) -> jax.Array:
-    """The next token of each row. logits (B, V); seen (B, V): tokens that stood before; count: new tokens so far.
+    """The next token of each row.
+
+    logits (B, V); seen (B, V): tokens that stood before; count: new tokens so far.
 
     The same key, count and scores give the same token.
     """
@@ -51,7 +54,7 @@ def choose(logits: jax.Array, seen: jax.Array, count: jax.Array, s: Sampling) ->
 
 
 def logprob(logits: jax.Array, token: jax.Array, s: Sampling) -> jax.Array:
-    """log p of the chosen tokens (B,) under the model's own distribution, if they are asked for; else zeros."""
+    """log p of the chosen tokens (B,) under the model's own distribution; 0 unless asked for."""
 
     def compute(logits: jax.Array) -> jax.Array:
         logp = jax.nn.log_softmax(logits.astype(jnp.float32))
@@ -61,7 +64,10 @@ def logprob(logits: jax.Array, token: jax.Array, s: Sampling) -> jax.Array:
 
 
 def warped(x: jax.Array, s: Sampling) -> jax.Array:
-    """Scores to draw from, -inf for tokens that are out. In this order: temperature, top-k, top-p, min-p."""
+    """Scores to draw from, -inf for tokens that are out.
+
+    In this order: temperature, top-k, top-p, min-p.
+    """
     x = x.astype(jnp.float32) / s.temperature
     x = jax.lax.cond(s.top_k > 0, _top_k, lambda x, _: x, x, s.top_k)
     x = jax.lax.cond(s.top_p < 1, _top_p, lambda x, _: x, x, s.top_p)
@@ -117,7 +123,8 @@ def _ordered(x: jax.Array) -> jax.Array:
 def _threshold(ranks: jax.Array, weights: jax.Array, limit: jax.Array) -> jax.Array:
     """The lowest rank (B, 1) above which the weights sum to less than `limit`.
 
-    Halving the range 32 times is exact, and on a CPU some 50 times faster than sorting a vocabulary.
+    Halving the range 32 times is exact, and on a CPU some 50 times faster than sorting a
+    vocabulary.
     """
 
     def halve(_: int, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:

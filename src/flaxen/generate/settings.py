@@ -37,7 +37,10 @@ ASKS_FOR_SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Settings of one generation, under Hugging Face's names; `max_new_tokens` is settled, and an empty `eos_token_id` means none."""
+    """Settings of one generation, under Hugging Face's names.
+
+    `max_new_tokens` is settled; an empty `eos_token_id` means that nothing ends a row.
+    """
 
     max_new_tokens: int
     min_new_tokens: int
@@ -55,22 +58,23 @@ class Settings:
         """The same as arrays, on every device of the runtime's mesh."""
         eos = np.full(-(-max(len(self.eos_token_id), 1) // EOS_SLOTS) * EOS_SLOTS, -1, np.int32)
         eos[: len(self.eos_token_id)] = self.eos_token_id
-        arrays = Sampling(
-            sample=np.bool_(self.do_sample),
-            temperature=np.float32(self.temperature if self.do_sample else 1),
-            top_k=np.int32(min(self.top_k, 2**31 - 1)),
-            top_p=np.float32(self.top_p),
-            min_p=np.float32(self.min_p),
-            repetition_penalty=np.float32(self.repetition_penalty),
-            min_new_tokens=np.int32(min(self.min_new_tokens, 2**31 - 1)),
-            limit=np.int32(self.max_new_tokens),
-            logprobs=np.bool_(logprobs),
-            eos=eos,
-            pad=np.int32(self.pad_token_id),
-            key=jax.random.key(self.seed),
-        )
+        values: dict[str, Any] = {
+            "sample": np.bool_(self.do_sample),
+            "temperature": np.float32(self.temperature if self.do_sample else 1),
+            "top_k": np.int32(min(self.top_k, 2**31 - 1)),
+            "top_p": np.float32(self.top_p),
+            "min_p": np.float32(self.min_p),
+            "repetition_penalty": np.float32(self.repetition_penalty),
+            "min_new_tokens": np.int32(min(self.min_new_tokens, 2**31 - 1)),
+            "limit": np.int32(self.max_new_tokens),
+            "logprobs": np.bool_(logprobs),
+            "eos": eos,
+            "pad": np.int32(self.pad_token_id),
+            "key": jax.random.key(self.seed),
+        }
         placement = runtime.placement
-        return jax.device_put(arrays, placement.replicated() if placement else None)
+        where = placement.replicated() if placement else None
+        return jax.device_put(Sampling(**values), where)
 
     @property
     def room(self) -> int:
@@ -81,8 +85,10 @@ class Settings:
 def resolve(model: Any, columns: int, arguments: Mapping[str, Any]) -> Settings:
     """Settings for a prompt of `columns` slots. An argument that is None counts as not given.
 
-    Greedy unless sampling is asked for by do_sample=True, or by a temperature above 0, a top_k, a top_p or a min_p; then what is not given comes
-    from the model's generation config. `max_new_tokens` wins over `max_length`, arguments win over the model's, and without any it is 20.
+    Greedy unless sampling is asked for by do_sample=True, or by a temperature above 0, a top_k, a
+    top_p or a min_p; then what is not given comes from the model's generation config.
+    `max_new_tokens` wins over `max_length`, arguments win over the model's, and without any there
+    are 20 new tokens. top_k is off unless somebody says otherwise.
 
     Raises:
         InputError: naming the argument, its value and what is expected.
@@ -128,15 +134,15 @@ def _limit(asked: Mapping[str, Any], stored: Mapping[str, Any], columns: int) ->
             most = source["max_length"]
             if most <= columns:
                 raise InputError(
-                    f"max_length is {most} and the prompt has {columns} tokens, so there is no room for a new one. "
-                    "Pass max_new_tokens, or a larger max_length."
+                    f"max_length is {most} and the prompt has {columns} tokens, so there is "
+                    "no room for a new one. Pass max_new_tokens, or a larger max_length."
                 )
             return most - columns
     return 20
 
 
 def _stored(model: Any) -> dict[str, Any]:
-    """What the checkpoint says, as far as it makes sense; ids may also stand in the model's config."""
+    """What the checkpoint says, as far as it makes sense; ids may stand in the model's config."""
     config, ours = model.config, {**(model.generation_config or {})}
     for name in ("eos_token_id", "pad_token_id", "max_length"):
         if ours.get(name) is None:

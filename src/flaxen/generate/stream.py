@@ -23,7 +23,8 @@ from flaxen.generate.settings import Settings, resolve
 class Stats:
     """Counts and finish reasons are per row; `finish_reason` is None while a row goes on.
 
-    A row that ends with an EOS id has finished with "stop", even where that was the last token allowed; else with "length".
+    A row that ends with an EOS id has finished with "stop", even where that was the last token
+    allowed; else with "length".
     """
 
     prompt_tokens: list[int]
@@ -74,7 +75,7 @@ class Stream(Iterator[np.ndarray]):
 
     @property
     def cache(self) -> Cache:
-        """What the prompt and all tokens that were yielded left behind, for the next turn. Taking it ends the stream."""
+        """The prompt and all tokens yielded, for the next turn; taking it ends the stream."""
         self._over = True
         if self._behind:
             self._behind = False
@@ -111,8 +112,9 @@ def stream(
 ) -> Stream:
     """`generate`, token by token; equal settings give equal tokens.
 
-    With `cache`, the `.cache` of an earlier stream, the conversation goes on: `input_ids` are only what is new since then. It is made larger
-    where that is needed, and stays usable itself. `max_length` counts what is in it; the repetition penalty does not.
+    With `cache`, the `.cache` of an earlier stream, the conversation goes on: `input_ids` are only
+    what is new since then. It is made larger where that is needed, and stays usable itself.
+    `max_length` counts what is in it; the repetition penalty does not.
 
     Raises:
         CacheError: for a cache of another model or of another number of rows.
@@ -130,7 +132,8 @@ def stream(
 def _roomy(model: Any, cache: Cache, rows: int, slots: int) -> Cache:
     if cache.keep.shape[0] != rows:
         raise CacheError(
-            f"The cache has {cache.keep.shape[0]} rows and the prompt {rows}; a conversation goes on with the same rows."
+            f"The cache has {cache.keep.shape[0]} rows and the prompt {rows}; "
+            "a conversation goes on with the same rows."
         )
     ours = jax.eval_shape(lambda: model.module.init_cache(rows, cache.capacity))
     shapes = lambda tree: (jax.tree.structure(tree), [x.shape for x in jax.tree.leaves(tree)])
