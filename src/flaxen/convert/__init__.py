@@ -1,0 +1,1 @@
+"""Between checkpoints and models: lazy tensors, layouts, loading and saving."""

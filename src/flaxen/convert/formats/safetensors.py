@@ -1,0 +1,250 @@
+"""Safetensors files: checked in full when opened, then read into memory or seen through a map.
+
+Format: https://github.com/huggingface/safetensors (8 bytes header length, JSON header, data).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import os
+import weakref
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from flaxen.convert.formats.checkpoint import Checkpoint, read_json
+from flaxen.convert.lazy import Box, ByteCounter, LazyTensor, Mapped
+from flaxen.convert.reshaping import runs
+from flaxen.core.errors import CheckpointError
+
+DTYPES: dict[str, np.dtype] = {
+    name: np.dtype(kind)
+    for name, kind in {
+        "F64": np.float64,
+        "F32": np.float32,
+        "F16": np.float16,
+        "BF16": ml_dtypes.bfloat16,
+        "F8_E4M3": ml_dtypes.float8_e4m3fn,
+        "F8_E5M2": ml_dtypes.float8_e5m2,
+        "F8_E8M0": ml_dtypes.float8_e8m0fnu,
+        "F8_E4M3FNUZ": ml_dtypes.float8_e4m3fnuz,
+        "F8_E5M2FNUZ": ml_dtypes.float8_e5m2fnuz,
+        "I64": np.int64,
+        "I32": np.int32,
+        "I16": np.int16,
+        "I8": np.int8,
+        "U64": np.uint64,
+        "U32": np.uint32,
+        "U16": np.uint16,
+        "U8": np.uint8,
+        "BOOL": np.bool_,
+        "C64": np.complex64,
+    }.items()
+}
+PACKED = {"F4", "F6_E2M3", "F6_E3M2"}
+"""Kinds that put elements at fractions of a byte."""
+
+MAX_HEADER = 100_000_000
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+
+
+class Entry(NamedTuple):
+    """Where one tensor stands in a file; `start` counts from the beginning of the file."""
+
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    start: int
+
+
+class FileMap:
+    """An open file and a read-only map of it; arrays over the map outlive `close`."""
+
+    def __init__(self, path: Path, counter: ByteCounter):
+        self.path, self.counter = path, counter
+        self.descriptor = os.open(path, os.O_RDONLY)
+        self.close = weakref.finalize(self, os.close, self.descriptor)
+        mapping = mmap.mmap(self.descriptor, 0, mmap.MAP_PRIVATE, mmap.PROT_READ)
+        self.memory = np.frombuffer(mapping, np.uint8)
+
+    def read_into(self, start: int, out: np.ndarray) -> None:
+        """Fill a contiguous array with the bytes from `start` on."""
+        if not self.close.alive:
+            raise CheckpointError(f"{self.path} was closed; open the checkpoint again to read it.")
+        left = out.reshape(-1).view(np.uint8).data
+        while left:
+            count = os.preadv(self.descriptor, [left], start)
+            if count == 0:
+                raise CheckpointError(f"{self.path} became shorter while it was read.")
+            left, start = left[count:], start + count
+
+
+class FileTensor(LazyTensor):
+    """A tensor in a mapped file."""
+
+    def __init__(self, source: FileMap, entry: Entry):
+        self.source, self.start = source, entry.start
+        self.dtype, self.shape = entry.dtype, entry.shape
+
+    def fill(self, box: Box, out: np.ndarray) -> None:
+        self.source.counter.add(out.nbytes)
+        first = next(runs(box, self.shape))
+        if out.flags.c_contiguous and first[1] - first[0] == out.size:
+            self.source.read_into(self.start + first[0] * self.dtype.itemsize, out)
+        else:
+            np.copyto(out, self._array()[(*box, ...)])
+
+    def mapped(self, box: Box) -> Mapped | None:
+        return Mapped(self._array()[(*box, ...)], self.source.counter)
+
+    def _array(self) -> np.ndarray:
+        memory = self.source.memory[self.start : self.start + self.nbytes]
+        return memory.view(self.dtype).reshape(self.shape)
+
+
+def open_safetensors(path: Path) -> Checkpoint:
+    """Open a `.safetensors` file, or a folder with one or with an index and its shards.
+
+    Raises:
+        CheckpointError: a file is absent, damaged, or at odds with the index.
+    """
+    folder = path if path.is_dir() else path.parent
+    shards, wanted = _files(path)
+    counter, files = ByteCounter(), ExitStack()
+    tensors: dict[str, LazyTensor] = {}
+    metadata: dict[str, Any] = {}
+    with ExitStack() as on_error:
+        on_error.callback(files.close)
+        for shard in shards:
+            entries, extra = read_header(shard)
+            metadata |= extra
+            source = FileMap(shard, counter)
+            files.callback(source.close)
+            for name in wanted[shard.name] if wanted else entries:
+                if name not in entries:
+                    raise CheckpointError(
+                        f"{folder / INDEX} says that {name!r} is in {shard.name}, but it is not. "
+                        "Fetch both files again, from the same revision."
+                    )
+                tensors[name] = FileTensor(source, entries[name])
+        config, generation = (
+            read_json(folder / name) if (folder / name).is_file() else None
+            for name in ("config.json", "generation_config.json")
+        )
+        on_error.pop_all()
+    return Checkpoint(
+        tensors,
+        counter=counter,
+        config=config,
+        generation_config=generation,
+        folder=folder,
+        metadata=metadata,
+        close=files.close,
+    )
+
+
+def _files(path: Path) -> tuple[list[Path], dict[str, list[str]] | None]:
+    """The files that make up a checkpoint, and by file the names that an index wants of it."""
+    if path.is_file():
+        return [path], None
+    if (path / SINGLE).is_file():
+        return [path / SINGLE], None
+    if (path / INDEX).is_file():
+        return _indexed(path / INDEX)
+    found = sorted(p.name for p in path.iterdir())
+    raise CheckpointError(
+        f"{path} holds neither {SINGLE} nor {INDEX}, only {', '.join(found[:8]) or 'nothing'}. "
+        "Pass a folder with safetensors weights."
+    )
+
+
+def _indexed(index: Path) -> tuple[list[Path], dict[str, list[str]]]:
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{index} has no weight_map, so no tensor can be found by it.")
+    wanted: dict[str, list[str]] = {}
+    for name, file in weight_map.items():
+        if not isinstance(file, str) or Path(file).name != file:
+            raise CheckpointError(f"{index} puts {name!r} in {file!r}, which is no file name.")
+        wanted.setdefault(file, []).append(name)
+    absent = sorted(file for file in wanted if not (index.parent / file).is_file())
+    if absent:
+        raise CheckpointError(
+            f"{index} names files that are not there: {', '.join(absent)}. "
+            f"Fetch them into {index.parent}."
+        )
+    return [index.parent / file for file in sorted(wanted)], wanted
+
+
+def read_header(path: Path) -> tuple[dict[str, Entry], dict[str, str]]:
+    """Every entry of a file and its metadata, once the whole header has proved consistent."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > min(MAX_HEADER, size - 8):
+            raise _damaged(path, f"its header should have {length} bytes, the file has {size}")
+        raw = file.read(length)
+    try:
+        header = json.loads(raw.decode("utf-8"), object_pairs_hook=lambda p: _unique(path, p))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise _damaged(path, f"its header is no JSON ({error})") from error
+    if not isinstance(header, dict):
+        raise _damaged(path, "its header is no JSON object")
+    metadata = header.pop("__metadata__", None) or {}
+    entries, spans = {}, []
+    for name, fields in header.items():
+        entry, stop = _entry(path, name, fields)
+        entries[name] = entry._replace(start=entry.start + 8 + length)
+        spans.append((entry.start, stop, name))
+    _check_spans(path, sorted(spans), size - 8 - length)
+    return entries, metadata
+
+
+def _entry(path: Path, name: str, fields: Any) -> tuple[Entry, int]:
+    try:
+        kind, shape, (start, stop) = fields["dtype"], fields["shape"], fields["data_offsets"]
+        if not all(type(n) is int and n >= 0 for n in (*shape, start, stop)):
+            raise ValueError
+    except (TypeError, KeyError, ValueError) as error:
+        raise _damaged(path, f"the header of {name!r} is malformed: {fields}") from error
+    if kind in PACKED:
+        raise CheckpointError(
+            f"{name!r} in {path} is of kind {kind}, which packs several values into a byte; "
+            "this is not supported. Use a checkpoint in another precision."
+        )
+    if kind not in DTYPES:
+        raise _damaged(path, f"{name!r} is of the unknown dtype {kind!r}")
+    dtype = DTYPES[kind]
+    nbytes = math.prod(shape) * dtype.itemsize
+    if stop - start != nbytes:
+        raise _damaged(path, f"{name!r}, {kind}{shape}, needs {nbytes} bytes, has {stop - start}")
+    return Entry(dtype, tuple(shape), start), stop
+
+
+def _check_spans(path: Path, spans: list[tuple[int, int, str]], available: int) -> None:
+    at = 0
+    for start, stop, name in spans:
+        if start != at:
+            kind = "overlaps its neighbour" if start < at else "leaves a hole before it"
+            raise _damaged(path, f"{name!r} {kind} (offset {start}, expected {at})")
+        at = stop
+    if at != available:
+        raise _damaged(path, f"its header speaks of {at} bytes of data, it has {available}")
+
+
+def _unique(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise _damaged(path, f"{twice!r} stands twice in its header")
+    return found
+
+
+def _damaged(path: Path, why: str) -> CheckpointError:
+    return CheckpointError(f"{path} is damaged or incomplete: {why}. Fetch or write it again.")
