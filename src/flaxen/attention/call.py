@@ -12,7 +12,9 @@ from flaxen.core.tree import module, static
 
 @dataclasses.dataclass(frozen=True)
 class Mask:
-    """Which earlier slots a query may see. `window` counts the query itself: 4 means it and three before."""
+    """Which earlier slots a query may see. `window` counts the query itself: 4 means it and three
+    before.
+    """
 
     causal: bool = True
     window: int | None = None

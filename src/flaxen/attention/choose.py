@@ -19,7 +19,8 @@ Attend = Callable[[jax.Array, jax.Array, jax.Array, Call, Scene], jax.Array]
 class Mechanism:
     """One way of computing attention.
 
-    `refuse(call)` gives the reason why a call cannot be taken, or None. `prefer(call)` is how much `auto` wants it there.
+    `refuse(call)` gives the reason why a call cannot be taken, or None. `prefer(call)` is how much
+    `auto` wants it there.
     """
 
     name: str
@@ -48,16 +49,23 @@ def choose(call: Call, wanted: str = "auto") -> Mechanism:
     mechanism = MECHANISMS[wanted]
     reason = mechanism.refuse(call)
     if reason:
-        raise ConfigError(f"Attention {wanted!r} refuses this call: {reason}. Use attention='auto' or another one.")
+        raise ConfigError(
+            f"Attention {wanted!r} refuses this call: {reason}. Use attention='auto' or another "
+            "one."
+        )
     return mechanism
 
 
 def explain(call: Call, wanted: str = "auto") -> list[tuple[str, str]]:
     """(mechanism, what speaks for or against it) for a call, the chosen one first."""
     chosen = choose(call, wanted)
-    rows = [(chosen.name, "chosen" + (", as asked" if wanted != "auto" else f" on {call.platform}"))]
+    rows = [
+        (chosen.name, "chosen" + (", as asked" if wanted != "auto" else f" on {call.platform}"))
+    ]
     for mechanism in MECHANISMS.values():
         if mechanism is not chosen:
             reason = mechanism.refuse(call)
-            rows.append((mechanism.name, f"refuses: {reason}" if reason else "able, less preferred here"))
+            rows.append(
+                (mechanism.name, f"refuses: {reason}" if reason else "able, less preferred here")
+            )
     return rows

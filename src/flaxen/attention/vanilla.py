@@ -10,9 +10,11 @@ from flaxen.attention.choose import Mechanism, register
 
 
 def attend(q: jax.Array, k: jax.Array, v: jax.Array, call: Call, scene: Scene) -> jax.Array:
-    """Softmax in float32; keys that no query may see are zeroed, so that garbage in unused slots cannot leak."""
+    """Softmax in float32; keys that no query may see are zeroed, so that garbage in unused slots
+    cannot leak.
+    """
     B, T, N, H = q.shape
-    S, K = k.shape[1], k.shape[2]
+    K = k.shape[2]
     see = visible(call.mask, scene)[:, None, None]  # B 1 1 T S
     v = jnp.where(see.any(axis=(1, 2, 3))[:, :, None, None], v, 0)
     s = jnp.einsum(

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 
 from flaxen.core.errors import CacheError
 from flaxen.core.tree import module
@@ -77,11 +78,13 @@ def room_for(cache: Cache, tokens: int) -> None:
     Raises:
         CacheError: naming what is stored, asked and available.
     """
-    if isinstance(cache.index, jax.core.Tracer):
+    if isinstance(cache.index, Tracer):
         return
     used = int(cache.index)
     if used + tokens > cache.capacity:
         raise CacheError(
-            f"The cache has {cache.capacity} slots, {used} are used and {tokens} more tokens were given. "
-            f"Make a larger one (init_cache(batch, {used + tokens})) or call cache.grown({used + tokens})."
+            f"The cache has {cache.capacity} slots, {used} are used and {tokens} more tokens were "
+            "given. "
+            f"Make a larger one (init_cache(batch, {used + tokens})) or call "
+            f"cache.grown({used + tokens})."
         )

@@ -1,6 +1,7 @@
 """The one product of activations with a weight: every platform rule about it lives here.
 
-A weight keeps the order of its file, `[out..., in...]`, and its trailing axes are contracted with those of `x`.
+A weight keeps the order of its file, `[out..., in...]`, and its trailing axes are contracted with
+those of `x`.
 A weight may be an array or a leaf type (quantised, low-rank) that brings its own `dot` and `rows`.
 """
 

@@ -1,4 +1,6 @@
-"""Modules are frozen dataclasses and pytrees; an abstract model holds a `Param` where an array will be."""
+"""Modules are frozen dataclasses and pytrees; an abstract model holds a `Param` where an array will
+be.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ def module(cls: C) -> C:
 class Param:
     """A weight before it exists.
 
-    `axes` names and sizes its dimensions in our order; `layout` says how the tensor in the file is made of them;
+    `axes` names and sizes its dimensions in our order; `layout` says how the tensor in the file is
+    made of them;
     `init` is `normal`, `zeros` or `ones`; `dtype` is known once a checkpoint was looked at.
     """
 
@@ -56,9 +59,21 @@ class Param:
         return self.size * np.dtype(self.dtype or np.float32).itemsize
 
 
-def param(layout: str = "", *, init: str = "normal", **axes: int) -> Param:
-    """A `Param` whose tensor in the file has the same axes in the same order, unless `layout` differs."""
-    return Param(axes, layout or " ".join(axes), init)
+def param(layout: str = "", /, **axes: int) -> Param:
+    """A `Param` whose tensor in the file has the same axes in the same order, unless `layout` says
+    otherwise; fresh ones are normal.
+    """
+    return Param(axes, layout or " ".join(axes))
+
+
+def zeros_param(layout: str = "", /, **axes: int) -> Param:
+    """A `Param` that is zero when fresh."""
+    return Param(axes, layout or " ".join(axes), "zeros")
+
+
+def ones_param(layout: str = "", /, **axes: int) -> Param:
+    """A `Param` that is one when fresh."""
+    return Param(axes, layout or " ".join(axes), "ones")
 
 
 def is_param(x: Any) -> bool:
@@ -88,7 +103,9 @@ def walk(tree: Any) -> Iterator[Any]:
 
 
 def partition(tree: Any, keep: Callable[[str, Any], bool]) -> tuple[Any, Any]:
-    """Two trees of the same shape, one with the leaves that `keep(path, leaf)` wants, one with the rest; None elsewhere."""
+    """Two trees of the same shape, one with the leaves that `keep(path, leaf)` wants, one with the
+    rest; None elsewhere.
+    """
     flat, structure = jax.tree.flatten_with_path(tree)
     wanted = [keep(jax.tree_util.keystr(p, simple=True, separator="."), leaf) for p, leaf in flat]
     kept = [leaf if want else None for (_, leaf), want in zip(flat, wanted, strict=True)]

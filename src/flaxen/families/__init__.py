@@ -1,4 +1,6 @@
-"""Families: for each model type, a function from the Hugging Face config to an abstract model, and a names table."""
+"""Families: for each model type, a function from the Hugging Face config to an abstract model, and
+a names table.
+"""
 
 from __future__ import annotations
 

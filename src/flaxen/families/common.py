@@ -21,7 +21,9 @@ LLAMA = {
     "norm": "model.norm",
     "pre_feedforward_layernorm": "post_attention_layernorm",
 }
-"""Our names that differ from Llama's; q_norm and the like are whole pieces, so `norm` does not touch them."""
+"""Our names that differ from Llama's; q_norm and the like are whole pieces, so `norm` does not
+touch them.
+"""
 
 SANDWICH = {k: v for k, v in LLAMA.items() if k != "pre_feedforward_layernorm"}
 """With norms before and after each sublayer, the checkpoint's names are ours."""

@@ -13,7 +13,7 @@ Names = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """`build(config)` gives the abstract model; `names` maps our path pieces to the checkpoint's."""
+    """`build(config)` gives the abstract model; `names` maps our path pieces to the file's."""
 
     build: Callable[[Any], Any]
     names: Names
@@ -30,14 +30,56 @@ def family(families: dict[str, Family], model_type: str, names: Names) -> Callab
 
 
 HARMLESS = frozenset(
-    """architectures attention_dropout bos_token_id chunk_size_feed_forward cross_attention_hidden_size decoder_start_token_id dtype
-    eos_token_id finetuning_task id2label initializer_range is_decoder is_encoder_decoder label2id max_position_embeddings model_type
-    name_or_path num_labels output_attentions output_hidden_states pad_token_id prefix pretraining_tp problem_type resid_pdrop return_dict
-    task_specific_params tie_encoder_decoder tokenizer_class torch_dtype torchscript transformers_version use_cache max_window_layers
-    use_sliding_window sliding_window_pattern rope_theta rope_scaling rope_local_base_freq quantization_config auto_map
-    sep_token_id unk_token_id embd_pdrop hidden_dropout""".split()
+    {
+        "architectures",
+        "attention_dropout",
+        "auto_map",
+        "bos_token_id",
+        "chunk_size_feed_forward",
+        "cross_attention_hidden_size",
+        "decoder_start_token_id",
+        "dtype",
+        "embd_pdrop",
+        "eos_token_id",
+        "finetuning_task",
+        "hidden_dropout",
+        "id2label",
+        "initializer_range",
+        "is_decoder",
+        "is_encoder_decoder",
+        "label2id",
+        "max_position_embeddings",
+        "max_window_layers",
+        "model_type",
+        "name_or_path",
+        "num_labels",
+        "output_attentions",
+        "output_hidden_states",
+        "pad_token_id",
+        "prefix",
+        "pretraining_tp",
+        "problem_type",
+        "resid_pdrop",
+        "return_dict",
+        "rope_local_base_freq",
+        "rope_scaling",
+        "rope_theta",
+        "sep_token_id",
+        "sliding_window_pattern",
+        "task_specific_params",
+        "tie_encoder_decoder",
+        "tokenizer_class",
+        "torch_dtype",
+        "torchscript",
+        "transformers_version",
+        "unk_token_id",
+        "use_cache",
+        "use_sliding_window",
+    }
 )
-"""Keys that do not change the numbers of a forward pass, or whose meaning the config class has already put into other keys."""
+"""Keys that do not change the numbers of a forward pass, or whose meaning the config class has
+already put into other keys.
+"""
 
 
 class Reading:
@@ -66,7 +108,9 @@ class Reading:
         return default if value is None else value
 
     def unread(self) -> dict[str, Any]:
-        """Keys that the family did not read although they differ from the class's defaults and may change the numbers."""
+        """Keys that the family did not read although they differ from the class's defaults and may
+        change the numbers.
+        """
         ours, defaults = self._config.to_dict(), type(self._config)().to_dict()
         return {
             key: value
@@ -78,6 +122,8 @@ class Reading:
         }
 
     def unread_known(self) -> dict[str, Any]:
-        """Those unread keys that the config class itself declares: ignoring one would give wrong numbers."""
+        """Those unread keys that the config class itself declares: ignoring one would give wrong
+        numbers.
+        """
         declared = type(self._config)().to_dict()
         return {key: value for key, value in self.unread().items() if key in declared}

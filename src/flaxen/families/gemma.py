@@ -49,7 +49,10 @@ def block(c: Any, i: int) -> Block:
 @family(FAMILIES, "gemma3_text", SANDWICH)
 def gemma3(c: Any) -> Decoder:
     if c.use_bidirectional_attention:
-        raise ConfigError("use_bidirectional_attention is true: this Gemma 3 is an encoder, which is not supported yet.")
+        raise ConfigError(
+            "use_bidirectional_attention is true: this Gemma 3 is an encoder, which is not "
+            "supported yet."
+        )
     return decoder(
         c, block, norm, scale=c.hidden_size**0.5, logit_softcap=c.final_logit_softcapping
     )

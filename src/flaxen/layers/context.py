@@ -16,7 +16,8 @@ from flaxen.shard import Placement
 class Runtime:
     """How we run a model, as opposed to what the checkpoint says.
 
-    `attention` names a mechanism or `auto`; `remat` recomputes blocks in the backward pass; `placement` is a plan on a mesh.
+    `attention` names a mechanism or `auto`; `remat` recomputes blocks in the backward pass;
+    `placement` is a plan on a mesh.
     """
 
     attention: str = "auto"
@@ -28,17 +29,25 @@ class Runtime:
         return x if self.placement is None else self.placement.constrain(x, axes)
 
 
+PLAIN = Runtime()
+"""One device, everything chosen for us."""
+
+
 @module
 class Context:
-    """positions: (B, T) for rotary embeddings; rotary: (cos, sin) for each of `ropes`; at: the slot where new keys go, with a cache."""
+    """positions: (B, T) for rotary embeddings; rotary: (cos, sin) for each of `ropes`; at: the slot
+    where new keys go, with a cache.
+    """
 
     positions: jax.Array
     scene: Scene
     rotary: tuple[tuple[jax.Array, jax.Array], ...]
     at: jax.Array | None = None
     ropes: static[tuple[Rope, ...]] = ()
-    runtime: static[Runtime] = Runtime()
+    runtime: static[Runtime] = PLAIN
 
     def rotation(self, rope: Rope) -> tuple[jax.Array, jax.Array]:
-        """cos and sin of a rope at this context's positions, (B, T, half), computed once for all layers."""
+        """cos and sin of a rope at this context's positions, (B, T, half), computed once for all
+        layers.
+        """
         return self.rotary[self.ropes.index(rope)]

@@ -16,7 +16,9 @@ IGNORED = -100
 def linear_cross_entropy(
     x: jax.Array, weight: Any, labels: jax.Array, *, softcap: float | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Sum of -log p(label) in float32 and the number of targets. x: (rows, embed), weight: (vocab, embed), labels: (rows,)."""
+    """Sum of -log p(label) in float32 and the number of targets. x: (rows, embed), weight: (vocab,
+    embed), labels: (rows,).
+    """
     y = dot(x, weight).astype(jnp.float32)
     if softcap:
         y = softcap * jnp.tanh(y / softcap)

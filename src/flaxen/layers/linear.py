@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from flaxen.core.dot import dot, rows
-from flaxen.core.tree import module, param, static
+from flaxen.core.tree import module, param, static, zeros_param
 
 
 @module
@@ -25,11 +25,13 @@ class Linear:
 
 
 def linear(src: dict[str, int], dst: dict[str, int], *, bias: bool = False) -> Linear:
-    """A projection from the axes `src` to the axes `dst`; in the file each side is one flat dimension."""
+    """A projection from the axes `src` to the axes `dst`; in the file each side is one flat
+    dimension.
+    """
     flat = lambda axes: f"({' '.join(axes)})"
     return Linear(
         weight=param(f"{flat(dst)} {flat(src)}", **dst, **src),
-        bias=param(flat(dst), init="zeros", **dst) if bias else None,
+        bias=zeros_param(flat(dst), **dst) if bias else None,
         contract=len(src),
     )
 

@@ -1,4 +1,6 @@
-"""Normalisations. Statistics are float32; where the cast back happens is part of a model's definition."""
+"""Normalisations. Statistics are float32; where the cast back happens is part of a model's
+definition.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from flaxen.core.tree import module, param, static
+from flaxen.core.tree import module, ones_param, static, zeros_param
 
 
 def _unit(x: jax.Array, eps: float) -> jax.Array:
@@ -47,8 +49,8 @@ class Identity:
 
 
 def rms_norm(eps: float, **axes: int) -> RMSNorm:
-    return RMSNorm(weight=param(init="ones", **axes), eps=eps)
+    return RMSNorm(weight=ones_param(**axes), eps=eps)
 
 
 def offset_rms_norm(eps: float, **axes: int) -> OffsetRMSNorm:
-    return OffsetRMSNorm(weight=param(init="zeros", **axes), eps=eps)
+    return OffsetRMSNorm(weight=zeros_param(**axes), eps=eps)

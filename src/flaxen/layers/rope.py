@@ -25,7 +25,8 @@ ROPE_TYPES: Registry[Callable[[Rope, jax.Array | None], Frequencies]] = Registry
 
 @dataclasses.dataclass(frozen=True)
 class Rope:
-    """Which rotation: `dim` channels of each head turn; `parameters` are Hugging Face's `rope_parameters` as sorted pairs.
+    """Which rotation: `dim` channels of each head turn; `parameters` are Hugging Face's
+    `rope_parameters` as sorted pairs.
 
     `interleaved` pairs channels (0, 1), (2, 3)...; otherwise (i, i + dim / 2).
     """
@@ -60,12 +61,17 @@ def rope(parameters: Mapping[str, Any], head_dim: int, max_positions: int, **kw:
     Raises:
         ConfigError: for a type this library does not have, or one whose fields are missing.
     """
-    fields = {k: tuple(v) if isinstance(v, list) else v for k, v in parameters.items()}
+    fields: dict[str, Any] = {
+        k: tuple(v) if isinstance(v, list) else v for k, v in parameters.items()
+    }
     kind = fields.setdefault("rope_type", "default")
     ROPE_TYPES[kind]
     missing = [f for f in ("rope_theta", *_REQUIRED.get(kind, ())) if fields.get(f) is None]
     if missing:
-        raise ConfigError(f"rope_parameters of type {kind!r} lacks {', '.join(missing)}; found {dict(parameters)}.")
+        raise ConfigError(
+            f"rope_parameters of type {kind!r} lacks {', '.join(missing)}; found "
+            f"{dict(parameters)}."
+        )
     dim = int(head_dim * (fields.get("partial_rotary_factor") or 1.0))
     return Rope(dim, max_positions, tuple(sorted(fields.items())), **kw)
 
@@ -79,7 +85,9 @@ _REQUIRED = {
 
 
 def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array, interleaved: bool = False) -> jax.Array:
-    """Turn the first 2 * half channels of each head. x: (B, T, heads, H), cos and sin: (B, T, half)."""
+    """Turn the first 2 * half channels of each head. x: (B, T, heads, H), cos and sin: (B, T,
+    half).
+    """
     dim = 2 * cos.shape[-1]
     cos, sin = cos[:, :, None], sin[:, :, None]
     turned, rest = x[..., :dim].astype(cos.dtype), x[..., dim:]
@@ -102,7 +110,9 @@ def linear(r: Rope, length: jax.Array | None) -> Frequencies:
 
 
 def dynamic(r: Rope, length: jax.Array | None) -> Frequencies:
-    """NTK-aware: the base grows with the length once that passes `max_positions`; no history is kept."""
+    """NTK-aware: the base grows with the length once that passes `max_positions`; no history is
+    kept.
+    """
     longest = jnp.maximum(r.max_positions if length is None else length, r.max_positions)
     grow = r["factor"] * longest.astype(jnp.float32) / r.max_positions - (r["factor"] - 1)
     theta = r["rope_theta"] * grow ** (r.dim / (r.dim - 2))
@@ -119,7 +129,9 @@ def llama3(r: Rope, length: jax.Array | None) -> Frequencies:
 
 
 def yarn(r: Rope, length: jax.Array | None) -> Frequencies:
-    """YaRN (arXiv 2309.00071): interpolate by wave length, and sharpen attention by the length factor."""
+    """YaRN (arXiv 2309.00071): interpolate by wave length, and sharpen attention by the length
+    factor.
+    """
     factor, old = r["factor"], r["original_max_position_embeddings"]
 
     def channel(turns: float) -> float:

@@ -17,7 +17,7 @@ from flaxen.models.outputs import CausalOutput
 
 def whole_context(
     decoder: Decoder,
-    shape: tuple[int, int],
+    shape: tuple[int, ...],
     runtime: Runtime,
     attention_mask: jax.Array | None = None,
     position_ids: jax.Array | None = None,
@@ -25,7 +25,8 @@ def whole_context(
 ) -> Context:
     """The context of sequences that are given at once, (B, T).
 
-    Positions count slots unless given. Packed documents are told apart by `segment_ids`, or, without a mask, by the places where given positions do not
+    Positions count slots unless given. Packed documents are told apart by `segment_ids`, or,
+    without a mask, by the places where given positions do not
     go on by one.
     """
     B, T = shape
@@ -46,7 +47,9 @@ def whole_context(
 
 
 def shifted(labels: jax.Array, segment_ids: jax.Array | None = None) -> jax.Array:
-    """Labels moved to the slot that predicts them; nothing is predicted past the end or across documents."""
+    """Labels moved to the slot that predicts them; nothing is predicted past the end or across
+    documents.
+    """
     targets = jnp.pad(labels[:, 1:], [(0, 0), (0, 1)], constant_values=IGNORED)
     if segment_ids is None:
         return targets
@@ -86,8 +89,10 @@ def extend(
 ) -> tuple[jax.Array, Cache]:
     """Run new tokens on top of a cache -> hidden states (B, T, D) and the cache with them in it.
 
-    ids (B, T); valid (B, T) is False for padding, which takes a slot but no position and is never seen.
-    In compiled code an overflow cannot raise; it turns the result into NaN instead of shifting silently.
+    ids (B, T); valid (B, T) is False for padding, which takes a slot but no position and is never
+    seen.
+    In compiled code an overflow cannot raise; it turns the result into NaN instead of shifting
+    silently.
     """
     at, positions = cache.index, cache.lengths[:, None] + jnp.cumsum(valid, 1) - 1
     cache = cache.advance(valid)

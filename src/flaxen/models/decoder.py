@@ -11,7 +11,7 @@ from flaxen.attention import Scene
 from flaxen.cache import Cache, Dense
 from flaxen.core.tree import module, static, walk
 from flaxen.layers.attention import Attention
-from flaxen.layers.context import Context, Runtime
+from flaxen.layers.context import PLAIN, Context, Runtime
 from flaxen.layers.cross_entropy import linear_cross_entropy
 from flaxen.layers.linear import Embedding, Linear
 from flaxen.models.fold import Folded, run
@@ -45,7 +45,9 @@ class Decoder:
     def hidden(
         self, ids: jax.Array, ctx: Context, caches: Any = None, collect: bool = False
     ) -> tuple[jax.Array, Any, tuple[jax.Array, ...]]:
-        """ids (B, T) -> normalised hidden states (B, T, D), caches, and if `collect` the residual stream before and after each layer."""
+        """ids (B, T) -> normalised hidden states (B, T, D), caches, and if `collect` the residual
+        stream before and after each layer.
+        """
         x = ctx.runtime.constrain(self.embed_tokens(ids), "batch", "seq", "embed")
         first = x
         x, caches, states = run(self.layers, x, ctx, caches, collect)
@@ -58,10 +60,9 @@ class Decoder:
         y = runtime.constrain(y, *("batch", "seq")[: y.ndim - 1], "vocab")
         return self.logit_softcap * jnp.tanh(y / self.logit_softcap) if self.logit_softcap else y
 
-    def loss(
-        self, ids: jax.Array, labels: jax.Array, ctx: Context
-    ) -> tuple[jax.Array, jax.Array]:
-        """Sum of -log p over targets, and their number; labels (B, T) stand at the slot that predicts them, -100 is ignored.
+    def loss(self, ids: jax.Array, labels: jax.Array, ctx: Context) -> tuple[jax.Array, jax.Array]:
+        """Sum of -log p over targets, and their number; labels (B, T) stand at the slot that
+        predicts them, -100 is ignored.
 
         The (B, T, V) scores are never held at once.
         """
@@ -72,9 +73,11 @@ class Decoder:
         )
 
     def init_cache(
-        self, batch: int, length: int, dtype: Any = None, runtime: Runtime = Runtime()
+        self, batch: int, length: int, dtype: Any = None, runtime: Runtime = PLAIN
     ) -> Cache:
-        """An empty cache with `length` slots for each of `batch` rows; sizes come from the weights' shapes."""
+        """An empty cache with `length` slots for each of `batch` rows; sizes come from the weights'
+        shapes.
+        """
         zeros = lambda shape, axes, kind: jnp.zeros(
             shape,
             kind,

@@ -1,6 +1,7 @@
 """Equal layers as one scanned body: compile time does not grow with depth.
 
-Layers whose structure repeats with a period (5 sliding : 1 full) fold too; what is left over at the end stays a list.
+Layers whose structure repeats with a period (5 sliding : 1 full) fold too; what is left over at the
+end stays a list.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from flaxen.layers.context import Context
 
 @module
 class Folded:
-    """`body` holds one period of layers, each leaf with a leading `layers` axis of `count`; `tail` comes after."""
+    """`body` holds one period of layers, each leaf with a leading `layers` axis of `count`; `tail`
+    comes after.
+    """
 
     body: list[Any]
     tail: list[Any]
@@ -27,7 +30,9 @@ class Folded:
 
 
 def period(layers: Sequence[Any]) -> int:
-    """The smallest p such that layer i is built like layer i + p everywhere; the number of layers if there is none."""
+    """The smallest p such that layer i is built like layer i + p everywhere; the number of layers
+    if there is none.
+    """
     kinds = [_kind(layer) for layer in layers]
     return next(
         (p for p in range(1, len(kinds)) if kinds[p:] == kinds[:-p]),
@@ -46,9 +51,7 @@ def fold(layers: Sequence[Any], stack: Callable[[list[Any]], Any]) -> Folded | l
     count = len(layers) // p
     if count < 2:
         return list(layers)
-    body = [
-        jax.tree.map(lambda *xs: stack(list(xs)), *layers[i : p * count : p]) for i in range(p)
-    ]
+    body = [jax.tree.map(lambda *xs: stack(list(xs)), *layers[i : p * count : p]) for i in range(p)]
     return Folded(body=body, tail=list(layers[p * count :]), count=count)
 
 
@@ -80,7 +83,9 @@ def in_body(tree: Any) -> Callable[[str], bool]:
 def run(
     layers: Folded | list[Any], x: jax.Array, ctx: Context, caches: Any, collect: bool
 ) -> tuple[jax.Array, Any, list[jax.Array]]:
-    """All layers in turn. `caches` has the structure of `layers`, or is None; returns x, caches and, if `collect`, each layer's output."""
+    """All layers in turn. `caches` has the structure of `layers`, or is None; returns x, caches
+    and, if `collect`, each layer's output.
+    """
     if not isinstance(layers, Folded):
         return _run_list(layers, x, ctx, caches, collect)
 
@@ -111,5 +116,3 @@ def _run_list(
         if collect:
             states.append(x)
     return x, None if caches is None else new, states
-
-

@@ -11,7 +11,9 @@ from flaxen.core.tree import module
 
 @module
 class CausalOutput:
-    """logits: (B, T, V) float; loss: scalar, if labels were given; hidden_states: embeddings, then each layer's (B, T, D), if asked."""
+    """logits: (B, T, V) float; loss: scalar, if labels were given; hidden_states: embeddings, then
+    each layer's (B, T, D), if asked.
+    """
 
     logits: jax.Array
     loss: jax.Array | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 from jax.sharding import AxisType, Mesh
@@ -27,7 +28,8 @@ def parse_mesh(spec: str | Mapping[str, int] | Sequence[tuple[str, int]]) -> dic
             raise PlanError(f"Mesh axis {name!r} is given twice in {spec!r}.")
         if not isinstance(size, int) or size == 0 or size < -1:
             raise PlanError(
-                f"Mesh axis {name!r} has size {size!r}; expected a whole number above 0, or -1 for 'the rest'."
+                f"Mesh axis {name!r} has size {size!r}; expected a whole number above 0, or -1 "
+                "for 'the rest'."
             )
         sizes[name] = size
     if list(sizes.values()).count(-1) > 1:
@@ -42,7 +44,9 @@ def _pairs(text: str) -> list[tuple[str, int]]:
     for piece in filter(None, (p.strip() for p in text.split(","))):
         name, equals, size = piece.partition("=")
         if not equals or not name.strip().isidentifier() or not _is_integer(size):
-            raise PlanError(f"Cannot read {piece!r} in mesh {text!r}; expected name=size, for example tp=4.")
+            raise PlanError(
+                f"Cannot read {piece!r} in mesh {text!r}; expected name=size, for example tp=4."
+            )
         pairs.append((name.strip(), int(size)))
     return pairs
 
@@ -57,16 +61,18 @@ def resolve_sizes(sizes: Mapping[str, int], devices: int) -> dict[str, int]:
     named = ",".join(f"{name}={size}" for name, size in sizes.items())
     if devices % known:
         raise PlanError(
-            f"Mesh {named} needs a multiple of {known} devices, and there are {devices}. Choose sizes whose product divides {devices}."
+            f"Mesh {named} needs a multiple of {known} devices, and there are {devices}. Choose "
+            f"sizes whose product divides {devices}."
         )
     return {name: devices // known if size == -1 else size for name, size in sizes.items()}
 
 
 def make_mesh(
     spec: str | Mapping[str, int] | Sequence[tuple[str, int]] | Mesh,
-    devices: Sequence[jax.Device] | None = None,
+    devices: Sequence[Any] | None = None,
 ) -> Mesh:
-    """A `jax.sharding.Mesh` from a description; it takes the first devices when it needs fewer than there are.
+    """A `jax.sharding.Mesh` from a description; it takes the first devices when it needs fewer than
+    there are.
 
     Raises:
         PlanError: when the sizes do not divide the number of devices.
@@ -77,6 +83,4 @@ def make_mesh(
     sizes = resolve_sizes(parse_mesh(spec), len(devices))
     taken = devices[: math.prod(sizes.values())]
     kinds = (AxisType.Auto,) * len(sizes)
-    return jax.make_mesh(
-        tuple(sizes.values()), tuple(sizes), axis_types=kinds, devices=taken
-    )
+    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=kinds, devices=taken)

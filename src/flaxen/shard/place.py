@@ -20,7 +20,8 @@ class Placement:
     """A plan on a mesh.
 
     Raises:
-        PlanError: when a mesh axis larger than 1 is used by no rule, or a rule names an axis that is neither in the mesh nor standard.
+        PlanError: when a mesh axis larger than 1 is used by no rule, or a rule names an axis that
+        is neither in the mesh nor standard.
     """
 
     mesh: Mesh
@@ -31,11 +32,13 @@ class Placement:
         for axis, size in self.mesh.shape.items():
             if axis not in known and size > 1:
                 raise PlanError(
-                    f"Mesh axis {axis!r} (size {size}) is used by no rule of plan {self.plan.name!r}.{did_you_mean(axis, known)}"
+                    f"Mesh axis {axis!r} (size {size}) is used by no rule of plan "
+                    f"{self.plan.name!r}.{did_you_mean(axis, known)}"
                 )
         for axis in known - set(self.mesh.shape) - set(MESH_AXES):
             raise PlanError(
-                f"Plan {self.plan.name!r} cuts along {axis!r}, which the mesh lacks.{did_you_mean(axis, self.mesh.shape)}"
+                f"Plan {self.plan.name!r} cuts along {axis!r}, which the mesh "
+                f"lacks.{did_you_mean(axis, self.mesh.shape)}"
             )
 
     def weight_spec(self, axes: Mapping[str, int]) -> PartitionSpec:
@@ -69,7 +72,9 @@ class Placement:
         return notes
 
     def _spec(self, rules: Rules, axes: list[tuple[str, int]]) -> PartitionSpec:
-        """First come, first served: a mesh axis is used once per array; what does not divide stays whole."""
+        """First come, first served: a mesh axis is used once per array; what does not divide stays
+        whole.
+        """
         free, targets = dict(self.mesh.shape), dict(rules)
         spec: list[tuple[str, ...] | str | None] = []
         for axis, size in axes:

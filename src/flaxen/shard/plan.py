@@ -9,15 +9,33 @@ from flaxen.core.errors import PlanError, did_you_mean
 from flaxen.core.registry import Registry
 
 AXES = frozenset(
-    "batch seq keys embed heads kv_heads group head_dim mlp experts vocab layers rank state kernel".split()
+    {
+        "batch",
+        "seq",
+        "keys",
+        "embed",
+        "heads",
+        "kv_heads",
+        "group",
+        "head_dim",
+        "mlp",
+        "experts",
+        "vocab",
+        "layers",
+        "rank",
+        "state",
+        "kernel",
+    }
 )
+"""The vocabulary of core/axes.md."""
 
 Rules = tuple[tuple[str, tuple[str, ...]], ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Axis name -> mesh axis (or several), for weights and for activations; given as dicts, kept hashable.
+    """Axis name -> mesh axis (or several), for weights and for activations; given as dicts, kept
+    hashable.
 
     An axis without a rule is not cut. Rules for mesh axes that a mesh lacks do nothing.
 
@@ -48,7 +66,10 @@ def _rules(rules: Mapping[str, str | tuple[str, ...]] | Rules, field: str) -> Ru
     out = []
     for axis, target in dict(rules).items():
         if axis not in AXES:
-            raise PlanError(f"Plan {field} has a rule for axis {axis!r}, which no array has.{did_you_mean(axis, AXES)}")
+            raise PlanError(
+                f"Plan {field} has a rule for axis {axis!r}, which no array "
+                f"has.{did_you_mean(axis, AXES)}"
+            )
         out.append((axis, (target,) if isinstance(target, str) else tuple(target)))
     return tuple(out)
 
@@ -61,7 +82,9 @@ PLANS.register("auto", Plan(_TENSOR | {"embed": "fsdp", "experts": "ep"}, _TENSO
 PLANS.register("dp", Plan({}, {"batch": ("dp", "fsdp")}, "dp"))
 PLANS.register("fsdp", Plan({"embed": "fsdp"}, {"batch": ("dp", "fsdp")}, "fsdp"))
 PLANS.register("tp", Plan(_TENSOR, _TENSOR | {"batch": "dp"}, "tp"))
-PLANS.register("fsdp_tp", Plan(_TENSOR | {"embed": "fsdp"}, _TENSOR | {"batch": ("dp", "fsdp")}, "fsdp_tp"))
+PLANS.register(
+    "fsdp_tp", Plan(_TENSOR | {"embed": "fsdp"}, _TENSOR | {"batch": ("dp", "fsdp")}, "fsdp_tp")
+)
 PLANS.register("sp", Plan({}, _DATA, "sp"))
 PLANS.register("ep", Plan({"experts": "ep"}, {"batch": ("dp", "fsdp")}, "ep"))
 

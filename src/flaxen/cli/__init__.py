@@ -1,0 +1,79 @@
+"""The `flaxen` command: a subcommand's file is imported when it is called, and jax not before."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from flaxen import __version__
+from flaxen.core.errors import FlaxenError
+
+if TYPE_CHECKING:
+    from cyclopts import App
+
+COMMANDS = {
+    "generate": "Answer one prompt, or continue a text.",
+    "chat": "Talk with a model, turn by turn.",
+    "train": "Fine-tune a model, in full or with low-rank adapters.",
+    "convert": "Write a checkpoint as a Hugging Face folder.",
+    "show": "Print the parts of a model, their sizes and where they would lie.",
+    "doctor": "Tell whether a model loads, is understood in full, and fits.",
+    "bench": "Measure prefill and decode on this machine.",
+    "demo": "The whole way with a real model: answer, convert, shard, fine-tune, save.",
+}
+
+EXTRAS = {"optax": "train", "gguf": "gguf", "matplotlib": "show"}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line and give its exit status: 2 for what the user can mend, 130 after Ctrl-C.
+
+    With FLAXEN_TRACEBACK=1 in the environment every error comes with its traceback.
+    """
+    try:
+        result = application()(arguments)
+        sys.stdout.flush()
+    except FlaxenError as error:
+        return _mendable(error, str(error))
+    except ModuleNotFoundError as error:
+        extra = EXTRAS.get(error.name or "")
+        if extra is None:
+            raise
+        return _mendable(error, f"{error.name} is not installed: pip install 'flaxen[{extra}]'")
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output has left; without this, Python complains once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    return result if isinstance(result, int) else 0
+
+
+def application() -> App:
+    """The command line as cyclopts sees it."""
+    from cyclopts import App, Parameter
+
+    app = App(
+        name="flaxen",
+        version=__version__,
+        help="Hugging Face models in JAX: load, run, train, and give back byte for byte.",
+        default_parameter=Parameter(negative=()),
+        result_action="return_value",
+        suppress_keyboard_interrupt=False,
+    )
+    for name, text in COMMANDS.items():
+        app.command(f"flaxen.cli.{name}:{name}", name=name, help=text)
+    return app
+
+
+def _mendable(error: Exception, message: str) -> int:
+    if os.environ.get("FLAXEN_TRACEBACK") == "1":
+        raise error
+    from rich.console import Console
+    from rich.text import Text
+
+    Console(stderr=True, soft_wrap=True).print(Text(f"Error: {message}", style="bold red"))
+    return 2

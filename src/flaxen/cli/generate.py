@@ -1,0 +1,88 @@
+"""`flaxen generate`: one prompt, one answer."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+from flaxen.cli.answer import answer
+from flaxen.cli.options import Count, Json, Loading, Sampling, Source, about
+from flaxen.cli.output import print_json, progress_bar, remark, write_now
+from flaxen.core.errors import InputError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+
+def _no_option(_: Any, prompt: str) -> None:
+    """A prompt may begin with a hyphen, so a mistyped option must not become one."""
+    if re.fullmatch(r"--?[a-zA-Z][\w-]*(=.*)?", prompt):
+        raise ValueError(f"Unknown option {prompt}; see flaxen generate --help.")
+
+
+def generate(
+    model: Source,
+    prompt: Annotated[
+        str,
+        about(
+            "The prompt, or - to read it from standard input.",
+            allow_leading_hyphen=True,
+            validator=_no_option,
+        ),
+    ] = "-",
+    *,
+    max_tokens: Annotated[Count, about("At most so many new tokens.")] = 512,
+    stop: Annotated[list[str] | None, about("Stop before this text; may be repeated.")] = None,
+    system_prompt: Annotated[str | None, about("What the model is told about itself.")] = None,
+    raw: Annotated[bool, about("Continue the text as it is, without the chat template.")] = False,
+    loading: Loading = Loading(),
+    sampling: Sampling = Sampling(),
+    json: Json = False,
+) -> None:
+    """Answer one prompt, or continue a text.
+
+    The text goes to standard output as it comes, speed and memory to standard error.
+    """
+    text = sys.stdin.read() if prompt == "-" else prompt
+    if not text.strip():
+        raise InputError(
+            "The prompt is empty; give it as the second argument or on standard input."
+        )
+    import flaxen
+
+    tok = flaxen.tokenizer(model)
+    ids = prompt_ids(tok, text, system_prompt, raw)
+    with progress_bar("Loading") as progress:
+        loaded = loading.load(model, progress=progress)
+    found = answer(
+        loaded,
+        tok,
+        ids,
+        max_tokens=max_tokens,
+        sampling=sampling.given(),
+        stop=stop or (),
+        write=(lambda text: None) if json else write_now,
+    )
+    if json:
+        print_json(found.as_dict())
+    else:
+        write_now("\n")
+        remark(found.line())
+
+
+def prompt_ids(
+    tok: PreTrainedTokenizerFast, text: str, system_prompt: str | None, raw: bool
+) -> list[int]:
+    """The tokens of a prompt, through the chat template unless it is raw."""
+    from flaxen.text import encode, encode_chat
+
+    if raw and system_prompt is not None:
+        raise InputError("--system-prompt needs the chat template, which --raw leaves out.")
+    if raw:
+        return encode(tok, text)
+    if tok.chat_template is None:
+        raise InputError(
+            "This model has no chat template; add --raw to continue the text as it is."
+        )
+    return encode_chat(tok, [{"role": "user", "content": text}], system=system_prompt)

@@ -1,0 +1,98 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter, Token
+
+if TYPE_CHECKING:
+    from flaxen.model import Model
+
+UNITS = {"": 1, "k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20, "g": 10**9, "G": 2**30}
+
+
+def whole_number(text: str) -> int:
+    """32k -> 32000, 32K -> 32768, 25.6k -> 25600, 1_000 -> 1000."""
+    match = re.fullmatch(r"([0-9_]+(?:\.[0-9]+)?)([kKmMgG]?)", text.strip())
+    size = float(match[1].replace("_", "")) * UNITS[match[2]] if match else math.nan
+    if not size.is_integer():
+        raise ValueError(
+            f"{text!r} is no whole number; write for example 4096, 32k (32,000) or 32K (32,768)."
+        )
+    return int(size)
+
+
+def _converted(_: Any, tokens: Sequence[Token]) -> int:
+    return whole_number(tokens[0].value)
+
+
+def about(text: str, **more: Any) -> Parameter:
+    """A parameter's help."""
+    return Parameter(help=text, **more)
+
+
+Count = Annotated[int, Parameter(converter=_converted)]
+Json = Annotated[bool, about("Print one JSON object instead of text.", name="--json")]
+Source = Annotated[str, about("A Hugging Face folder, a hub id or a .gguf file.")]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Loading:
+    """How a model is loaded."""
+
+    dtype: Annotated[str | None, about("float32, bfloat16, ...; default: as stored.")] = None
+    mesh: Annotated[str | None, about("Devices by axis, for example fsdp=2,tp=4.")] = None
+    plan: Annotated[str | None, about("Name of a sharding plan; default: auto.")] = None
+    attention: Annotated[str, about("An attention mechanism's name, or auto.")] = "auto"
+
+    def load(self, source: str, **more: Any) -> Model:
+        """Load a model as these options say."""
+        enough_cpu_devices(self.mesh)
+        import flaxen
+
+        return flaxen.load(source, **self.given(), **more)
+
+    def given(self) -> dict[str, Any]:
+        """The options under the names of `flaxen.load`."""
+        return _given(self)
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How the next token is chosen; greedy if nothing is given."""
+
+    temperature: Annotated[float | None, about("0 is greedy.")] = None
+    top_k: Annotated[int | None, about("Only the k likeliest tokens.")] = None
+    top_p: Annotated[float | None, about("Only the likeliest tokens that make up p.")] = None
+    min_p: Annotated[float | None, about("Only tokens with p times the best's chance.")] = None
+    repetition_penalty: Annotated[float | None, about("Above 1: rarer repetition.")] = None
+    seed: Annotated[int | None, about("The same seed, the same text.")] = None
+
+    def given(self) -> dict[str, Any]:
+        """What was asked for, under the names of `generate.stream`."""
+        return _given(self)
+
+
+def _given(options: Any) -> dict[str, Any]:
+    values = {field.name: getattr(options, field.name) for field in fields(options)}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def enough_cpu_devices(mesh: str | None) -> None:
+    """Where the CPU is all there is, split it into as many devices as the mesh asks for."""
+    if mesh is None or "host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
+        return
+    import jax
+
+    from flaxen.shard import parse_mesh
+
+    wanted = math.prod(size for size in parse_mesh(mesh).values() if size > 0)
+    jax.config.update("jax_num_cpu_devices", wanted)

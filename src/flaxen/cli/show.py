@@ -1,0 +1,101 @@
+"""`flaxen show`: a model's parts, before anything is loaded."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Annotated, Any
+
+from flaxen.cli.options import Count, Json, Loading, Source, about
+from flaxen.cli.output import print_json
+
+if TYPE_CHECKING:
+    from flaxen.shard import Placement
+
+
+def show(
+    model: Source,
+    *,
+    length: Annotated[Count, about("Tokens that attention is chosen for.")] = 1024,
+    loading: Loading = Loading(),
+    json: Json = False,
+) -> None:
+    """Print the parts of a model, their sizes and where they would lie.
+
+    Only headers are read. With --mesh the bytes per device are told, which needs no such devices.
+    """
+    from flaxen.show import attention_choices, parts, totals
+
+    loaded = Loading(dtype=loading.dtype).load(model, abstract=True, scan_layers=False)
+    abstract = loaded.module
+    placement = planned(loading.mesh, loading.plan)
+    tree = parts(abstract, placement)
+    kinds = {
+        kind: attention_choices(
+            abstract,
+            queries=queries,
+            keys=length,
+            dtype=loading.dtype or _dtype(abstract),
+            wanted=loading.attention,
+            sharded=placement is not None,
+        )
+        for kind, queries in (("prefill", length), ("decode", 1))
+    }
+    if json:
+        print_json({**totals(tree), "attention": kinds, "parts": tree.as_dict()})
+    else:
+        _print(tree, kinds, placement)
+
+
+def planned(mesh: str | None, plan: str | None) -> Placement | None:
+    """A plan on a mesh that only exists on paper."""
+    if mesh is None:
+        return None
+    import jax
+
+    from flaxen.shard import Placement, parse_mesh, plan_named
+    from flaxen.shard.mesh import resolve_sizes
+
+    sizes = parse_mesh(mesh)
+    if -1 in sizes.values():
+        sizes = resolve_sizes(sizes, jax.device_count())
+    # Sizes and names are all that a placement looks at until arrays are placed.
+    paper: Any = jax.sharding.AbstractMesh(tuple(sizes.values()), tuple(sizes))
+    return Placement(paper, plan_named(plan))
+
+
+def _dtype(abstract: Any) -> str:
+    from collections import Counter
+
+    from flaxen.core.tree import is_param, paths
+
+    sizes: Counter[str] = Counter()
+    for leaf in paths(abstract, is_leaf=is_param).values():
+        sizes[str(leaf.dtype or "float32")] += leaf.size
+    return sizes.most_common(1)[0][0]
+
+
+def _print(tree: Any, kinds: dict[str, Any], placement: Placement | None) -> None:
+    from rich.console import Console
+
+    from flaxen.show import human_bytes, human_number, parts_tree, table
+
+    console = Console()
+    console.print(parts_tree(tree))
+    line = f"{human_number(tree.parameters)} parameters, {human_bytes(tree.nbytes)}"
+    if placement is not None:
+        devices = math.prod(placement.mesh.shape.values())
+        line += f"; {human_bytes(tree.device_bytes)} on each of {devices} devices"
+    console.print(line, "\n")
+    rows = [
+        (kind, each["layers"], _mask(each["call"]), name, reason)
+        for kind, choices in kinds.items()
+        for each in choices
+        for name, reason in each["mechanisms"]
+    ]
+    headers = ["attention", "layers", "mask", "mechanism", "why"]
+    console.print(table(headers, rows))
+
+
+def _mask(call: dict[str, Any]) -> str:
+    window = call["mask"]["window"]
+    return ("causal" if call["mask"]["causal"] else "full") + (f", last {window}" if window else "")

@@ -1,0 +1,89 @@
+"""Write a Model as the folder that Transformers loads."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from flaxen.convert.arrays import ArrayTensor
+from flaxen.convert.lazy import LazyTensor
+from flaxen.convert.relation import relate
+from flaxen.convert.save import write_checkpoint
+from flaxen.core.errors import CheckpointError
+from flaxen.core.tree import is_param, paths
+from flaxen.families.config import abstract_module, both_spellings
+from flaxen.model import Model
+from flaxen.models.fold import unfold
+from flaxen.pretrained import float_dtype
+
+
+def save(
+    model: Model,
+    folder: str | Path,
+    *,
+    dtype: Any = None,
+    max_shard_size: int | str = "5GB",
+    tokenizer: Any = None,
+    progress: Callable[[int], None] | None = None,
+) -> None:
+    """Write a folder that Transformers loads: weights under the hub's names, config, generation
+    config, tokenizer files.
+
+    Nothing is gathered whole; the folder is the old one or the new one at every moment. `tokenizer`
+    (an HF tokenizer) is saved too, otherwise the
+    files of the folder that the model came from are copied.
+
+    Raises:
+        CheckpointError: for a model with adapters that are not merged, or an abstract one.
+    """
+    kind = float_dtype(dtype)
+    raw = both_spellings(json.loads(model.origin.config_json))
+    raw.setdefault("architectures", [f"{model.config.model_type.title()}ForCausalLM"])
+    write_checkpoint(
+        hub_tensors(model),
+        folder,
+        config=raw,
+        generation_config=model.generation_config,
+        copy_from=model.origin.folder,
+        max_shard_size=max_shard_size,
+        dtype=kind,
+        progress=progress,
+    )
+    if tokenizer is not None:
+        tokenizer.save_pretrained(str(folder))
+
+
+def hub_tensors(model: Model) -> dict[str, LazyTensor]:
+    """A model's weights as lazy tensors under the hub's names and layouts."""
+    for path, leaf in model.parameters().items():
+        if not isinstance(leaf, jax.Array | np.ndarray):
+            raise CheckpointError(
+                f"{path} holds no weight but a {type(leaf).__name__}; load the model without "
+                "abstract=True."
+            )
+    abstract, family, _ = abstract_module(model.config)
+    relation = relate(abstract, family.names)
+    tensors = jax.tree.map(ArrayTensor, model.module)
+    layers = unfold(tensors.layers, _layer)
+    lazies = paths(dataclasses.replace(tensors, layers=layers), lambda x: isinstance(x, LazyTensor))
+    extra = sorted(set(lazies) - set(paths(abstract, is_param)))
+    if extra:
+        raise CheckpointError(
+            "The model holds weights that its checkpoint has no place for: "
+            f"{', '.join(extra[:4])}. Merge adapters first (flaxen.tune.merge)."
+        )
+    out = relation.save(lazies)
+    for target, source in (model.loading.tied if model.loading else {}).items():
+        out[target] = out[source]
+    return out
+
+
+def _layer(tensor: LazyTensor, i: int) -> LazyTensor:
+    box = (slice(i, i + 1), *(slice(0, n) for n in tensor.shape[1:]))
+    return tensor.crop(box).reshape(tensor.shape[1:])

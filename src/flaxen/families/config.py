@@ -1,0 +1,99 @@
+"""From a config.json to a Hugging Face config object and an abstract model, and back to a file."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from flaxen.core.errors import ConfigError
+from flaxen.families import find
+from flaxen.families.family import Family, Reading
+
+
+def hf_config(raw: Mapping[str, Any]) -> Any:
+    """The `transformers` config object of a config.json, of either generation of RoPE keys.
+
+    Raises:
+        ConfigError: for an unknown family, keys that contradict each other, or values that the
+        config class refuses.
+    """
+    model_type = raw.get("model_type")
+    if not isinstance(model_type, str):
+        raise ConfigError(f"config.json has no model_type; found the keys {sorted(raw)[:8]}.")
+    find(model_type)
+    check_rope(raw)
+    from transformers import CONFIG_MAPPING
+
+    fields = {k: v for k, v in raw.items() if k != "model_type"}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return CONFIG_MAPPING[model_type](**fields)
+    except Exception as error:  # the class's own checks raise many kinds
+        text = " ".join(str(error).split())
+        raise ConfigError(
+            f"config.json of this {model_type} model is not usable: {text}"
+        ) from error
+
+
+def check_rope(raw: Mapping[str, Any]) -> None:
+    """Both spellings of RoPE settings may stand in a file, if they agree.
+
+    Raises:
+        ConfigError: naming the key and both values.
+    """
+    new = raw.get("rope_parameters")
+    old = dict(raw.get("rope_scaling") or {})
+    if not new:
+        return
+    old = {("rope_type" if k == "type" else k): v for k, v in old.items()}
+    for key, legacy, kind in (
+        ("rope_theta", raw.get("rope_theta"), "full_attention"),
+        ("rope_theta", raw.get("rope_local_base_freq"), "sliding_attention"),
+        *((k, v, "full_attention") for k, v in old.items()),
+    ):
+        given = new.get(kind, new) if isinstance(new.get(kind, new), dict) else {}
+        if legacy is not None and given.get(key) is not None and given[key] != legacy:
+            raise ConfigError(
+                f"config.json says {key}={legacy!r} in its older keys and {given[key]!r} in "
+                "rope_parameters. "
+                "Remove the wrong one."
+            )
+
+
+def both_spellings(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """A config.json that Transformers 4 and 5 read alike: RoPE settings stand in the older keys
+    too.
+    """
+    out, rope = dict(raw), raw.get("rope_parameters")
+    if not rope:
+        return out
+    nested = "full_attention" in rope
+    main = dict((rope["full_attention"] if nested else rope) or {})
+    if main.get("rope_theta") is not None:
+        out["rope_theta"] = main.pop("rope_theta")
+    if nested and rope.get("sliding_attention"):
+        out["rope_local_base_freq"] = rope["sliding_attention"].get("rope_theta")
+    if main.get("rope_type", "default") != "default":
+        out["rope_scaling"] = main
+    return out
+
+
+def abstract_module(config: Any) -> tuple[Any, Family, Reading]:
+    """The abstract model of a config, its family, and what was read of the config.
+
+    Raises:
+        ConfigError: when a declared key that differs from its default was not read, since the
+        numbers would be wrong.
+    """
+    family, reading = find(config.model_type), Reading(config)
+    module = family.build(reading)
+    overlooked = reading.unread_known()
+    if overlooked:
+        listed = ", ".join(f"{k}={v!r}" for k, v in overlooked.items())
+        raise ConfigError(
+            f"The {config.model_type} family does not handle {listed}: its numbers would be wrong. "
+            "Set these to their defaults if that is meant."
+        )
+    return module, family, reading

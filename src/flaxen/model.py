@@ -1,0 +1,188 @@
+"""The Model: parts, how they run, and where they came from."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from flaxen.convert.report import Report
+from flaxen.core.errors import InputError
+from flaxen.core.tree import is_param, module, paths, static
+from flaxen.layers.context import PLAIN, Runtime
+from flaxen.models.outputs import CausalOutput
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """What the checkpoint says (compared by value) and where it came from (not compared)."""
+
+    config_json: str
+    runtime: Runtime = PLAIN
+    folder: Path | None = dataclasses.field(default=None, compare=False)
+    generation_json: str | None = dataclasses.field(default=None, compare=False)
+    loading: Report | None = dataclasses.field(default=None, compare=False)
+
+
+@functools.lru_cache(maxsize=64)
+def _config(config_json: str) -> Any:
+    from flaxen.families.config import hf_config
+
+    return hf_config(json.loads(config_json))
+
+
+@module
+class Model:
+    """A causal language model: a pytree whose leaves are its weights.
+
+    `module` is the tree of parts; gradients, optimiser states and abstract models are Models too.
+    """
+
+    module: Any
+    origin: static[Origin]
+
+    @property
+    def config(self) -> Any:
+        """The Hugging Face config object."""
+        return _config(self.origin.config_json)
+
+    @property
+    def generation_config(self) -> dict[str, Any] | None:
+        text = self.origin.generation_json
+        return None if text is None else json.loads(text)
+
+    @property
+    def runtime(self) -> Runtime:
+        return self.origin.runtime
+
+    @property
+    def loading(self) -> Report | None:
+        """What loading found: missing, unexpected, mismatched, tied, unread config keys, bytes
+        read.
+        """
+        return self.origin.loading
+
+    @property
+    def mesh(self) -> jax.sharding.Mesh | None:
+        return self.runtime.placement.mesh if self.runtime.placement else None
+
+    def parameters(self) -> dict[str, Any]:
+        """Weights (or, of an abstract model, their descriptions) by path."""
+        return paths(self.module, is_param)
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(int(np.prod(p.shape, dtype=np.int64)) for p in self.parameters().values())
+
+    def replace(self, *, module: Any = None, runtime: Runtime | None = None) -> Model:
+        """The same model with other parts, or run in another way."""
+        origin = (
+            self.origin if runtime is None else dataclasses.replace(self.origin, runtime=runtime)
+        )
+        return Model(module=self.module if module is None else module, origin=origin)
+
+    def __call__(
+        self,
+        input_ids: Any,
+        attention_mask: Any = None,
+        position_ids: Any = None,
+        *,
+        segment_ids: Any = None,
+        labels: Any = None,
+        past_key_values: Any = None,
+        output_hidden_states: bool = False,
+    ) -> CausalOutput:
+        """Logits of token ids (B, T), with Hugging Face's argument and result names.
+
+        attention_mask (B, T) is 0 for padding on either side; segment_ids (B, T) tells packed
+        documents apart; labels (B, T), unshifted, -100 ignored, give
+        `.loss`; past_key_values is a cache from `init_cache`, and a longer one comes back.
+
+        Raises:
+            InputError: for shapes that do not fit together or ids outside the vocabulary.
+            CacheError: for more tokens than the cache has room for.
+        """
+        from flaxen.cache import room_for
+        from flaxen.models import causal
+
+        ids = self._ids(input_ids)
+        fit = functools.partial(self._fit, ids.shape)
+        if past_key_values is not None:
+            room_for(past_key_values, ids.shape[1])
+            valid = fit("attention_mask", attention_mask, tail=True)
+            valid = np.ones(ids.shape, bool) if valid is None else valid.astype(bool)
+            return causal.forward_cached(
+                self.module, ids, past_key_values, valid, runtime=self.runtime
+            )
+        return causal.forward(
+            self.module,
+            ids,
+            fit("attention_mask", attention_mask),
+            fit("position_ids", position_ids),
+            fit("segment_ids", segment_ids),
+            fit("labels", labels),
+            runtime=self.runtime,
+            hidden_states=output_hidden_states,
+        )
+
+    def _ids(self, input_ids: Any) -> Any:
+        ids = input_ids if isinstance(input_ids, jax.Array) else np.asarray(input_ids)
+        if ids.ndim != 2 or not np.issubdtype(ids.dtype, np.integer) or ids.size == 0:
+            raise InputError(
+                f"input_ids must be whole numbers of shape (batch, length), not {ids.dtype} of "
+                f"shape {ids.shape}."
+            )
+        if isinstance(ids, np.ndarray):
+            vocab = self.module.embed_tokens.weight.shape[0]
+            if ids.min() < 0 or ids.max() >= vocab:
+                raise InputError(
+                    f"input_ids lie between {ids.min()} and {ids.max()}; the vocabulary has 0 to "
+                    f"{vocab - 1}."
+                )
+        return ids
+
+    @staticmethod
+    def _fit(shape: tuple[int, int], name: str, x: Any, tail: bool = False) -> Any:
+        if x is None:
+            return None
+        x = x if isinstance(x, jax.Array) else np.asarray(x)
+        if tail and x.ndim == 2 and x.shape[1] > shape[1]:
+            x = x[:, -shape[1] :]
+        if x.shape != shape:
+            raise InputError(f"{name} has shape {x.shape}; input_ids have {shape}.")
+        return x
+
+    def init_cache(self, batch_size: int, max_length: int, dtype: Any = None) -> Any:
+        """An empty key-value cache for `past_key_values`, with `max_length` slots a row."""
+        return self.module.init_cache(batch_size, max_length, dtype, self.runtime)
+
+    def generate(self, input_ids: Any, attention_mask: Any = None, **settings: Any) -> Any:
+        """Prompts (B, T) -> (B, T + n) token ids; greedy unless sampling is asked for. See
+        `flaxen.generate.generate`.
+        """
+        from flaxen.generate import generate
+
+        return generate(self, input_ids, attention_mask, **settings)
+
+    def save(self, folder: str | Path, **options: Any) -> None:
+        """Write a Hugging Face folder: weights, config, generation config, tokenizer files. See
+        `flaxen.export.save`.
+        """
+        from flaxen.export import save
+
+        save(self, folder, **options)
+
+    def __repr__(self) -> str:
+        leaves = self.parameters().values()
+        dtypes = sorted({str(x.dtype) for x in leaves if getattr(x, "dtype", None) is not None})
+        kind = json.loads(self.origin.config_json).get("model_type")
+        mesh = f", mesh {dict(self.mesh.shape)}" if self.mesh else ""
+        return (
+            f"Model({kind}, {self.num_parameters / 1e6:,.1f}M parameters, {'/'.join(dtypes)}"
+            f"{mesh}, attention {self.runtime.attention!r})"
+        )

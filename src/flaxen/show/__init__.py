@@ -1,0 +1,25 @@
+"""Tables and pictures of models, loads and runs."""
+
+from __future__ import annotations
+
+from flaxen.show.attention import attention_choices, cache_bytes_per_token
+from flaxen.show.memory import device_memory, peak_memory
+from flaxen.show.parts import Part, parts, totals
+from flaxen.show.plot import loss_picture
+from flaxen.show.tables import parts_tree, table
+from flaxen.show.words import human_bytes, human_number
+
+__all__ = [
+    "Part",
+    "attention_choices",
+    "cache_bytes_per_token",
+    "device_memory",
+    "human_bytes",
+    "human_number",
+    "loss_picture",
+    "parts",
+    "parts_tree",
+    "peak_memory",
+    "table",
+    "totals",
+]

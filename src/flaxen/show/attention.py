@@ -1,0 +1,59 @@
+"""Which attention mechanism each kind of layer would use, and why."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from flaxen.attention import Call, explain
+from flaxen.core.platform import platform
+from flaxen.core.tree import walk
+from flaxen.layers.attention import Attention
+
+
+def attention_choices(
+    tree: Any, *, queries: int, keys: int, dtype: str, wanted: str = "auto", sharded: bool = False
+) -> list[dict[str, Any]]:
+    """Each distinct attention call: its description, how many layers make it, what may do it.
+
+    `mechanisms` are (name, reason) with the chosen one first. `queries` = `keys` is a prefill,
+    `queries` = 1 a decode step.
+    """
+    counts: dict[Call, int] = {}
+    for layer in (m for m in walk(tree) if isinstance(m, Attention)):
+        call = _call(layer, queries, keys, dtype, sharded)
+        counts[call] = counts.get(call, 0) + _layers(layer)
+    return [
+        {"layers": count, "call": dataclasses.asdict(call), "mechanisms": explain(call, wanted)}
+        for call, count in counts.items()
+    ]
+
+
+def _call(layer: Attention, queries: int, keys: int, dtype: str, sharded: bool) -> Call:
+    heads, head_dim = layer.q_proj.weight.shape[-3:-1]
+    return Call(
+        mask=layer.mask,
+        scale=layer.scale,
+        queries=queries,
+        keys=keys,
+        heads=heads,
+        kv_heads=layer.k_proj.weight.shape[-3],
+        head_dim=head_dim,
+        dtype=dtype,
+        platform=platform(),
+        aligned=queries == keys,
+        softcap=layer.softcap,
+        sharded=sharded,
+    )
+
+
+def _layers(layer: Attention) -> int:
+    """How many layers a (stacked) attention stands for."""
+    return layer.q_proj.weight.shape[0] if len(layer.q_proj.weight.shape) == 4 else 1
+
+
+def cache_bytes_per_token(tree: Any, itemsize: int) -> int:
+    """Bytes of keys and values that one more token of one row takes, in all layers together."""
+    layers = (m for m in walk(tree) if isinstance(m, Attention))
+    return sum(2 * math.prod(a.k_proj.weight.shape[:-1]) * itemsize for a in layers)

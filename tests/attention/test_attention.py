@@ -1,0 +1,177 @@
+"""Every mechanism against float64 NumPy, one query at a time."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from flaxen.attention import MECHANISMS, Call, Mask, Scene, choose, explain, visible
+from flaxen.core.errors import ConfigError
+
+
+def call(T=6, S=None, N=4, K=2, H=8, mask=None, softcap=None, aligned=True, dtype="float32"):
+    return Call(
+        mask=mask or Mask(),
+        scale=H**-0.5,
+        queries=T,
+        keys=S or T,
+        heads=N,
+        kv_heads=K,
+        head_dim=H,
+        dtype=dtype,
+        platform="cpu",
+        aligned=aligned,
+        softcap=softcap,
+    )
+
+
+def scene(T, keep=None, segments=None, aligned=True):
+    slots = jnp.arange(T, dtype=jnp.int32)
+    return Scene(
+        q_slots=slots,
+        k_slots=slots,
+        keep=keep,
+        q_segments=segments,
+        k_segments=segments,
+        aligned=aligned,
+    )
+
+
+def arrays(seed, B, T, N, K, H, dtype=np.float32):
+    rng = np.random.default_rng(seed)
+    make = lambda heads: rng.standard_normal((B, T, heads, H)).astype(dtype)
+    return make(N), make(K), make(K)
+
+
+def reference(q, k, v, see, scale, softcap=None):
+    """softmax(q k / sqrt(H)) v in float64; a query that sees nothing gives zeros."""
+    B, T, N, _ = q.shape
+    group = N // k.shape[2]
+    out = np.zeros((B, T, N, v.shape[-1]))
+    for b, t, n in np.ndindex(B, T, N):
+        keys = np.flatnonzero(np.broadcast_to(see, (B, T, see.shape[-1]))[b, t])
+        if keys.size:
+            s = k[b, keys, n // group].astype(np.float64) @ q[b, t, n].astype(np.float64) * scale
+            s = softcap * np.tanh(s / softcap) if softcap else s
+            p = np.exp(s - s.max())
+            out[b, t, n] = (p / p.sum()) @ v[b, keys, n // group].astype(np.float64)
+    return out
+
+
+def able(c):
+    return [name for name, m in MECHANISMS.items() if m.refuse(c) is None]
+
+
+CASES = {
+    "causal": (call(), None, None),
+    "one token": (call(T=1), None, None),
+    "long odd length": (call(T=131), None, None),
+    "window of four": (call(T=9, mask=Mask(window=4)), None, None),
+    "window over blocks": (call(T=140, mask=Mask(window=37)), None, None),
+    "softcap": (call(softcap=2.0), None, None),
+    "one key head": (call(K=1), None, None),
+    "as many key heads": (call(K=4), None, None),
+    "left padding": (call(T=7), [[0, 0, 0, 1, 1, 1, 1], [1] * 7], None),
+    "right padding": (call(T=7), [[1, 1, 1, 0, 0, 0, 0], [1] * 7], None),
+    "packed documents": (call(T=7), None, [[0, 0, 0, 1, 1, 1, 1], [0, 1, 1, 1, 1, 2, 2]]),
+    "bidirectional": (call(mask=Mask(causal=False)), None, None),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "case"), [(m, c) for c in CASES for m in able(CASES[c][0])], ids=lambda x: str(x)
+)
+def test_equals_float64(name, case):
+    c, keep, segments = CASES[case]
+    keep = None if keep is None else jnp.array(keep, bool)
+    where = scene(c.queries, keep, None if segments is None else jnp.array(segments))
+    q, k, v = arrays(1, 2, c.queries, c.heads, c.kv_heads, c.head_dim)
+    see = np.asarray(visible(c.mask, where))
+    got = jax.jit(lambda q, k, v: MECHANISMS[name].attend(q, k, v, c, where))(q, k, v)
+    np.testing.assert_allclose(got, reference(q, k, v, see, c.scale, c.softcap), atol=2e-6)
+
+
+@pytest.mark.parametrize("name", able(call()))
+def test_gradients_equal_vanilla_in_float32(name):
+    c, where = call(T=133), scene(133, jnp.arange(133)[None] > 2)
+    q, k, v = arrays(2, 2, 133, 4, 2, 8)
+    w = np.random.default_rng(3).standard_normal(q.shape).astype(np.float32)
+
+    def loss(name):
+        return lambda args: (MECHANISMS[name].attend(*args, c, where) * w).sum()
+
+    got, want = jax.grad(loss(name))((q, k, v)), jax.grad(loss("vanilla"))((q, k, v))
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, atol=3e-5)
+
+
+def test_window_of_four_shows_four_keys():
+    see = visible(Mask(window=4), scene(6))
+    np.testing.assert_array_equal(see[0].sum(-1), [1, 2, 3, 4, 4, 4])
+    np.testing.assert_array_equal(np.flatnonzero(see[0, 5]), [2, 3, 4, 5])
+
+
+@pytest.mark.parametrize("name", able(call()))
+def test_key_heads_are_repeated_not_tiled(name):
+    q, k, _ = arrays(4, 1, 3, 4, 2, 8)
+    v = np.broadcast_to(np.array([1.0, 2.0])[None, None, :, None], k.shape).astype(np.float32)
+    got = MECHANISMS[name].attend(q, k, v, call(T=3), scene(3))
+    np.testing.assert_allclose(got[0, :, :, 0], np.tile([1, 1, 2, 2], (3, 1)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", able(call()))
+def test_a_row_that_sees_nothing_is_zero_with_finite_gradients(name):
+    q, k, v = arrays(5, 2, 5, 4, 2, 8)
+    where = scene(5, jnp.array([[0] * 5, [1] * 5], bool))
+    f = lambda args: MECHANISMS[name].attend(*args, call(T=5), where)
+    np.testing.assert_array_equal(f((q * 100, k, v))[0], 0)
+    grads = jax.grad(lambda args: f(args).sum())((q * 100, k, v))
+    assert all(np.isfinite(g).all() for g in grads)
+
+
+@pytest.mark.parametrize("garbage", [1e4, np.nan, np.inf])
+@pytest.mark.parametrize("name", able(call()))
+def test_keys_that_nobody_sees_do_not_leak(name, garbage):
+    q, k, v = arrays(6, 1, 6, 4, 2, 8)
+    where = scene(6, jnp.array([[0, 0, 1, 1, 1, 1]], bool))
+    clean = MECHANISMS[name].attend(q, k, v, call(), where)
+    k[:, :2], v[:, :2] = garbage, garbage
+    np.testing.assert_array_equal(clean, MECHANISMS[name].attend(q, k, v, call(), where))
+
+
+@pytest.mark.parametrize("name", able(call()))
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_16_bit_floats_with_padding_stay_finite_and_close(name, dtype):
+    q, k, v = arrays(7, 1, 5, 4, 2, 8)
+    where = scene(5, jnp.array([[0, 0, 1, 1, 1]], bool))
+    see = np.asarray(visible(Mask(), where))
+    low = [jnp.asarray(x, dtype) for x in (q, k, v)]
+    got = np.asarray(
+        MECHANISMS[name].attend(*low, call(T=5, dtype=dtype), where).astype(jnp.float32)
+    )
+    assert np.isfinite(got).all()
+    np.testing.assert_allclose(got, reference(q, k, v, see, 8**-0.5), atol=2e-2)
+
+
+def test_softcap_is_applied_before_the_mask():
+    q = np.zeros((1, 1, 1, 2), np.float32)
+    q[..., 0] = 1
+    k = np.array([10.0, 0.0, 50.0], np.float32)[None, :, None, None] * np.array([1.0, 0.0])
+    v = np.eye(3, dtype=np.float32)[None, :, None]
+    c = Call(Mask(), 1.0, 1, 3, 1, 1, 2, "float32", "cpu", softcap=5.0)
+    where = Scene(q_slots=jnp.array([2]), k_slots=jnp.arange(3), keep=jnp.array([[1, 1, 0]], bool))
+    got = MECHANISMS["vanilla"].attend(q, k.astype(np.float32), v, c, where)[0, 0, 0]
+    np.testing.assert_allclose(got, [0.991999, 0.008001, 0], atol=1e-6)
+
+
+def test_a_refusal_names_the_reason():
+    with pytest.raises(ConfigError, match="softcap"):
+        choose(call(softcap=3.0), "sdpa")
+    assert "softcap" in dict(explain(call(softcap=3.0)))["sdpa"]
+
+
+def test_an_unknown_mechanism_offers_the_nearest():
+    with pytest.raises(ConfigError, match="Did you mean 'vanilla'"):
+        choose(call(), "vanila")

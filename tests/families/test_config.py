@@ -1,0 +1,137 @@
+"""What a config says is what is built; what is not understood is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from flaxen.core.errors import ConfigError
+from flaxen.families.config import abstract_module, both_spellings, hf_config
+
+TINY = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "max_position_embeddings": 64,
+}
+
+
+def build(model_type="llama", **more):
+    return abstract_module(hf_config({"model_type": model_type, **TINY, **more}))[0]
+
+
+def windows(module):
+    return [layer.self_attn.mask.window for layer in module.layers]
+
+
+def test_explicit_head_dim():
+    assert build(head_dim=12).layers[0].self_attn.q_proj.weight.shape == (4, 12, 32)
+
+
+def test_null_head_dim_and_null_kv_heads():
+    attn = build(head_dim=None, num_key_value_heads=None).layers[0].self_attn
+    assert attn.q_proj.weight.shape == attn.k_proj.weight.shape == (4, 8, 32)
+
+
+def test_a_window_that_is_switched_off():
+    assert windows(build("qwen2", use_sliding_window=False, sliding_window=4)) == [None] * 3
+
+
+def test_a_window_from_some_layer_on():
+    on = build("qwen2", use_sliding_window=True, sliding_window=4, max_window_layers=1)
+    assert windows(on) == [None, 4, 4]
+
+
+def test_layer_types_win():
+    types = ["sliding_attention", "full_attention", "full_attention"]
+    more = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
+    assert windows(build("qwen2", layer_types=types, **more)) == [4, None, None]
+
+
+@pytest.mark.parametrize("none", [0, None])
+def test_no_window(none):
+    assert windows(build("mistral", sliding_window=none)) == [None] * 3
+
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+
+def test_both_generations_of_rope_keys_are_equal():
+    new = build(rope_parameters={"rope_theta": 5e5, **LLAMA3})
+    old = build(rope_theta=5e5, rope_scaling=LLAMA3)
+    renamed = {("type" if k == "rope_type" else k): v for k, v in LLAMA3.items()}
+    older = build(rope_theta=5e5, rope_scaling=renamed)
+    frequencies = [m.layers[0].self_attn.rope for m in (new, old, older)]
+    keys = ("rope_theta", *LLAMA3)
+    assert len({tuple(r[k] for k in keys) for r in frequencies}) == 1
+    assert frequencies[0]["rope_theta"] == 5e5
+
+
+def test_rope_per_layer_type_in_both_generations():
+    types = ["sliding_attention", "full_attention", "sliding_attention"]
+    new = {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    }
+    old = {
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    }
+    a = build("gemma3_text", layer_types=types, rope_parameters=new)
+    b = build("gemma3_text", layer_types=types, **old)
+    ropes = lambda m: [
+        (x.self_attn.rope["rope_theta"], x.self_attn.rope.get("factor")) for x in m.layers
+    ]
+    assert ropes(a) == ropes(b) == [(1e4, None), (1e6, 8.0), (1e4, None)]
+
+
+@pytest.mark.parametrize(
+    "old", [{"rope_theta": 1e4}, {"rope_scaling": {"type": "llama3", "factor": 2.0}}]
+)
+def test_contradicting_rope_keys_are_an_error(old):
+    with pytest.raises(ConfigError, match="older keys"):
+        build(rope_parameters={"rope_theta": 5e5, **LLAMA3}, **old)
+
+
+def test_an_exported_config_is_read_alike_from_either_spelling():
+    raw = {"model_type": "llama", **TINY, "rope_parameters": {"rope_theta": 5e5, **LLAMA3}}
+    out = both_spellings(raw)
+    assert out["rope_theta"] == 5e5
+    assert out["rope_scaling"]["rope_type"] == "llama3"
+    older = {k: v for k, v in out.items() if k != "rope_parameters"}
+    ropes = [hf_config(c).rope_parameters for c in (raw, out, older)]
+    assert ropes[0] == ropes[1] == ropes[2]
+
+
+def test_an_unknown_family_names_the_nearest():
+    with pytest.raises(ConfigError, match="No family for model_type 'lama'. Did you mean 'llama'"):
+        hf_config({"model_type": "lama"})
+
+
+def test_no_model_type():
+    with pytest.raises(ConfigError, match="no model_type"):
+        hf_config({"hidden_size": 3})
+
+
+def test_a_key_that_changes_the_numbers_and_is_not_handled_is_refused():
+    with pytest.raises(ConfigError, match="use_bidirectional_attention"):
+        build("gemma3_text", use_bidirectional_attention=True)
+
+
+def test_an_unknown_activation_is_named():
+    with pytest.raises(ConfigError, match="Unknown activation 'sillu'. Did you mean 'silu'"):
+        build(hidden_act="sillu")
+
+
+def test_keys_that_no_config_class_declares_are_only_reported():
+    config = hf_config({"model_type": "llama", **TINY, "is_llama_config": True})
+    assert abstract_module(config)[2].unread() == {"is_llama_config": True}

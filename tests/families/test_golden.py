@@ -1,0 +1,101 @@
+"""Five families against Transformers on torch: logits, loss, gradients, greedy tokens, bytes."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import flaxen
+from tests import golden
+
+CASES = golden.cases()
+LOGITS, LOSS, GRADIENTS = 5e-5, 1e-5, 1e-3
+"""Bounds of tests/data/golden/README.md: absolute, absolute, relative."""
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    return {
+        name: golden.write_folder(golden.case(name), tmp_path_factory.mktemp(name))
+        for name in CASES
+    }
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["list", "scan"])
+def scan(request):
+    return request.param
+
+
+@pytest.fixture(scope="module", params=CASES)
+def loaded(request, folders, scan):
+    case = golden.case(request.param)
+    return case, flaxen.load(folders[request.param], scan_layers=scan)
+
+
+def close(got, want, mask=None, atol=LOGITS):
+    error = np.abs(np.asarray(got) - want)
+    assert (error if mask is None else error[mask == 1]).max() < atol
+
+
+def test_logits_under_padding(loaded):
+    case, model = loaded
+    x = case.arrays
+    mask = x["attention_mask"]
+    close(model(x["input_ids"], mask).logits, x["logits"], mask)
+    close(model(x["input_ids"], mask, x["position_ids"]).logits, x["logits_pos"], mask)
+
+
+def test_logits_and_residual_stream_without_padding(loaded):
+    case, model = loaded
+    out = model(case.arrays["full_input_ids"], output_hidden_states=True)
+    close(out.logits, case.arrays["full_logits"])
+    close(out.hidden_states[1], case.arrays["full_hidden_1"])
+
+
+def test_logits_past_every_window_and_rope_switch(loaded):
+    case, model = loaded
+    close(model(case.arrays["long_input_ids"]).logits, case.arrays["long_logits"])
+
+
+def test_loss_and_gradient_norms(loaded, tmp_path):
+    case, model = loaded
+    x = case.arrays
+    loss = lambda m: (
+        m(x["input_ids"], x["attention_mask"], x["position_ids"], labels=x["labels"]).loss
+    )
+    value, grads = jax.value_and_grad(loss)(model)
+    assert abs(value - x["loss"]) < LOSS
+    grads.save(tmp_path)
+    hub = load_file(tmp_path / "model.safetensors")
+    for name, norm in case.grad_norms.items():
+        assert np.linalg.norm(hub[name]) == pytest.approx(norm, rel=GRADIENTS), name
+
+
+def test_cached_greedy_tokens(loaded):
+    case, model = loaded
+    x = case.arrays
+    got = model.generate(
+        x["gen_input_ids"], x["gen_attention_mask"], max_new_tokens=16, eos_token_id=[]
+    )
+    np.testing.assert_array_equal(got, x["gen_sequences"])
+
+
+def test_saving_gives_back_every_byte(loaded, tmp_path):
+    case, model = loaded
+    model.save(tmp_path)
+    back = load_file(tmp_path / "model.safetensors")
+    assert back.keys() == case.weights.keys()
+    for name, want in case.weights.items():
+        assert back[name].dtype == want.dtype
+        assert back[name].shape == want.shape
+        assert back[name].tobytes() == want.tobytes()
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("how", ["legacy", "sparse"])
+def test_older_and_sparse_configs_mean_the_same(name, how, tmp_path):
+    case = golden.case(name)
+    model = flaxen.load(golden.write_folder(case, tmp_path, **{how: True}))
+    close(model(case.arrays["full_input_ids"]).logits, case.arrays["full_logits"])

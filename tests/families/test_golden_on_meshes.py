@@ -1,0 +1,64 @@
+"""The same numbers on eight devices, however they are arranged."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import flaxen
+from tests import golden
+
+MESHES = ["dp=8", "fsdp=8", "tp=2,fsdp=4", "sp=2,tp=2,fsdp=2"]
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("name", golden.cases())
+def test_logits_loss_and_gradients(name, mesh, tmp_path):
+    case = golden.case(name)
+    x = case.arrays
+    model = flaxen.load(golden.write_folder(case, tmp_path), mesh=mesh)
+    mask = x["attention_mask"]
+    logits = np.asarray(model(x["input_ids"], mask, x["position_ids"]).logits)
+    assert np.abs(logits - x["logits_pos"])[mask == 1].max() < 5e-5
+    loss = lambda m: m(x["input_ids"], mask, x["position_ids"], labels=x["labels"]).loss
+    value, grads = jax.block_until_ready(jax.value_and_grad(loss)(model))
+    assert abs(value - x["loss"]) < 1e-5
+    grads.save(tmp_path / "grads")
+    hub = load_file(tmp_path / "grads" / "model.safetensors")
+    for key, norm in case.grad_norms.items():
+        assert np.linalg.norm(hub[key]) == pytest.approx(norm, rel=1e-3), key
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("name", ["llama", "gemma3_text"])
+def test_greedy_tokens_and_bytes(name, mesh, tmp_path):
+    case = golden.case(name)
+    x = case.arrays
+    model = flaxen.load(golden.write_folder(case, tmp_path), mesh=mesh)
+    got = model.generate(
+        x["gen_input_ids"], x["gen_attention_mask"], max_new_tokens=16, eos_token_id=[]
+    )
+    np.testing.assert_array_equal(got, x["gen_sequences"])
+    model.save(tmp_path / "back")
+    back = load_file(tmp_path / "back" / "model.safetensors")
+    assert {k: v.tobytes() for k, v in back.items()} == {
+        k: v.tobytes() for k, v in case.weights.items()
+    }
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_batch_one_and_odd_lengths(mesh, tmp_path):
+    case = golden.case("llama")
+    folder = golden.write_folder(case, tmp_path)
+    ids = case.arrays["long_input_ids"][:, :7]
+    want = flaxen.load(folder)(ids).logits
+    np.testing.assert_allclose(flaxen.load(folder, mesh=mesh)(ids).logits, want, atol=2e-5)
+
+
+def test_more_tensor_parallel_devices_than_key_heads(tmp_path):
+    case = golden.case("llama")
+    model = flaxen.load(golden.write_folder(case, tmp_path), mesh="tp=8")
+    logits = model(case.arrays["full_input_ids"]).logits
+    assert np.abs(np.asarray(logits) - case.arrays["full_logits"]).max() < 5e-5
