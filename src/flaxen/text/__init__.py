@@ -1,0 +1,17 @@
+"""Text: tokenizers, chat templates and streams of text."""
+
+from __future__ import annotations
+
+from flaxen.text.chat import encode_chat, render_chat, render_with_mask
+from flaxen.text.streaming import TextStream
+from flaxen.text.tokenizer import decode, encode, tokenizer
+
+__all__ = [
+    "TextStream",
+    "decode",
+    "encode",
+    "encode_chat",
+    "render_chat",
+    "render_with_mask",
+    "tokenizer",
+]

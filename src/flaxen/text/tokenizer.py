@@ -1,0 +1,72 @@
+"""Text to token ids and back."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flaxen.core.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+
+def tokenizer(path: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
+    """The tokenizer of a Hugging Face folder, a hub id or a `.gguf` file.
+
+    Code that comes with a checkpoint is never run.
+    Raises CheckpointError where no tokenizer can be made.
+    """
+    # Transformers says at its first import that there is no torch; here there never is.
+    logging.getLogger("transformers").addFilter(_no_torch_advice)
+    if os.fspath(path).endswith(".gguf"):
+        from flaxen.text.gguf_tokenizer import gguf_tokenizer
+
+        return gguf_tokenizer(path)
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    where = os.fspath(path)
+    try:
+        found = AutoTokenizer.from_pretrained(where, trust_remote_code=False)
+    except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
+        kind = "folder" if Path(where).is_dir() else "path or hub id"
+        raise CheckpointError(
+            f"No tokenizer can be made of the {kind} {where!r}: {error} "
+            "What is looked for is a tokenizer.json, with its tokenizer_config.json."
+        ) from error
+    if not isinstance(found, PreTrainedTokenizerFast):
+        raise CheckpointError(
+            f"{where!r} has a {type(found).__name__}, which has no tokenizer.json form. "
+            "Convert it with transformers and save it again."
+        )
+    return found
+
+
+def _no_torch_advice(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith("PyTorch was not found")
+
+
+def encode(tok: PreTrainedTokenizerFast, text: str) -> list[int]:
+    """Token ids of a text, with the tokenizer's own special tokens, but never a second BOS."""
+    return encode_with_offsets(tok, text)[0]
+
+
+def encode_with_offsets(
+    tok: PreTrainedTokenizerFast, text: str
+) -> tuple[list[int], list[tuple[int, int]]]:
+    """`encode`, and the (start, stop) characters of each token; (0, 0) for those added."""
+    # Called like this, a length limit or padding in tokenizer.json has no effect.
+    encoding = tok(text, return_offsets_mapping=True, verbose=False)
+    ids, offsets = encoding["input_ids"], encoding["offset_mapping"]
+    bos = tok.bos_token_id
+    if bos is not None and ids[:2] == [bos, bos] and offsets[0] == (0, 0) != offsets[1]:
+        return ids[1:], offsets[1:]
+    return ids, offsets
+
+
+def decode(tok: PreTrainedTokenizerFast, ids: Sequence[int]) -> str:
+    """The text of token ids, without special tokens and exactly as the model spaced it."""
+    return tok.backend_tokenizer.decode(list(map(int, ids)), skip_special_tokens=True)
