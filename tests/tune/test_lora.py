@@ -1,4 +1,4 @@
-"""Low-rank adapters: they start as nothing, merge into what they computed, and leave the base alone."""
+"""Low-rank adapters start as nothing, merge into what they computed, leave the base alone."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from flaxen.layers.linear import Linear
 from flaxen.tune import LowRank, adapters, add_lora, merge
 from flaxen.tune.lora import scale_of
 
+
 @pytest.mark.parametrize("folded", [False, True])
 def test_a_fresh_adapter_changes_nothing(folded: bool):
     model = tiny(folded=folded)
@@ -24,8 +25,7 @@ def test_a_fresh_adapter_changes_nothing(folded: bool):
     np.testing.assert_array_equal(logits(model, adapted), logits(model, model.module))
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3"])
-@pytest.mark.parametrize("mesh", [None, "tp=2,fsdp=4"])
+@pytest.mark.parametrize(("name", "mesh"), [("gemma3_text", None), ("llama", "tp=2,fsdp=4")])
 def test_merged_logits_are_the_adapters_logits(name: str, mesh: str | None):
     model = tiny(name, mesh=mesh)
     with jax.default_matmul_precision("highest"):
@@ -98,11 +98,15 @@ def test_adapters_are_cut_like_their_weight():
 
 
 def test_a_low_rank_leaf_is_a_weight():
-    a, b, w = (np.random.default_rng(i).normal(size=s) for i, s in enumerate([(2, 5), (7, 2), (7, 5)]))
+    a, b, w = (
+        np.random.default_rng(i).normal(size=s) for i, s in enumerate([(2, 5), (7, 2), (7, 5)])
+    )
     leaf = LowRank(weight=jnp.float32(w), a=jnp.float32(a), b=jnp.float32(b), scale=0.5)
     assert isinstance(leaf, WeightLeaf)
     assert leaf.shape == (7, 5)
     whole, x = w + 0.5 * b @ a, np.random.default_rng(9).normal(size=(3, 5))
     with jax.default_matmul_precision("highest"):
         np.testing.assert_allclose(dot(jnp.float32(x), leaf), x @ whole.T, rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(rows(leaf, jnp.array([6, 0])), whole[[6, 0]], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            rows(leaf, jnp.array([6, 0])), whole[[6, 0]], rtol=1e-5, atol=1e-6
+        )

@@ -34,7 +34,7 @@ def test_files_have_pefts_names_and_shapes(folder):
     about = json.loads((folder / "adapter_config.json").read_text())
     assert (about["r"], about["lora_alpha"], about["use_rslora"]) == (4, 8, False)
     assert about["target_modules"] == sorted(
-        "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj".split()
+        ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     )
 
 

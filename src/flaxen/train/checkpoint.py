@@ -1,8 +1,9 @@
 """Checkpoints of a run: safetensors and JSON, complete or not there at all.
 
-A checkpoint is a folder `step-00000010` with `run.json` and, for each process, `state-<process>.safetensors`, in which a tensor
-`path|0:4,8:16` is that box of the array at `path`. So a state is saved from the shards that a process has,
-and read back onto any mesh.
+A checkpoint is a folder `step-00000010` with `run.json` and, for each process,
+`state-<process>.safetensors`, in which a tensor
+`path|0:4,8:16` is that box of the array at `path`. So a state is saved from the shards that a
+process has, and read back onto any mesh.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ _STEP = re.compile(r"step-(\d{8,})")
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoints:
-    """The checkpoints in a folder. `settings` is what a run that goes on must have in common with the one that wrote them."""
+    """The checkpoints in a folder. `settings` is what a run that goes on must have in common with
+    the one that wrote them.
+    """
 
     folder: Path
     settings: Mapping[str, Any]
@@ -69,7 +72,8 @@ class Checkpoints:
         """(step, state) of the last checkpoint or the given one, each array laid out as in `like`.
 
         Raises:
-            CheckpointError: the checkpoint is damaged, or was written with other settings; all differences are listed.
+            CheckpointError: the checkpoint is damaged, or was written with other settings; all
+                differences are listed.
         """
         step = self.steps()[-1] if step is None else step
         folder = self.path(step)
@@ -103,7 +107,9 @@ class Checkpoints:
 def checksum(tree: Any) -> str:
     """A number made of every weight's name, shape, dtype and bits; the same on any mesh."""
     sums = jax.jit(lambda tree: [_bits(leaf) for leaf in jax.tree.leaves(tree)])(tree)
-    words = [f"{p}{x.shape}{x.dtype}{n}" for (p, x), n in zip(paths(tree).items(), sums, strict=True)]
+    words = [
+        f"{p}{x.shape}{x.dtype}{n}" for (p, x), n in zip(paths(tree).items(), sums, strict=True)
+    ]
     return f"{zlib.crc32(' '.join(words).encode()):08x}"
 
 
@@ -131,7 +137,8 @@ def _box_name(index: tuple[slice, ...], shape: tuple[int, ...]) -> str:
 def _restored(path: str, like: jax.Array, boxes: Boxes) -> jax.Array:
     if boxes.shape != like.shape or boxes.dtype != like.dtype:
         raise CheckpointError(
-            f"{path} is {boxes.dtype}{boxes.shape} in the checkpoint, expected {like.dtype}{like.shape}."
+            f"{path} is {boxes.dtype}{boxes.shape} in the checkpoint, "
+            f"expected {like.dtype}{like.shape}."
         )
     return jax.make_array_from_callback(like.shape, like.sharding, boxes.read)
 

@@ -15,14 +15,18 @@ Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """How to train. Lengths are in tokens, `batch_size` in rows of one micro-batch over all devices.
+    """How to train. Lengths are in tokens, `batch_size` in rows of one micro-batch over all
+    devices.
 
     `steps` wins over `epochs`. A step sees batch_size * accumulation rows of `seq_len` tokens.
     `lora_rank` None trains every weight; else adapters of that rank on `lora_targets`.
-    `dtype` is what forward and backward compute in; None: as the weights are. Trained weights and moments are float32.
-    `schedule` is one of `train.optim.SCHEDULES`, after `warmup` steps from 0; `optimizer` one of `train.optim.OPTIMIZERS`.
+    `dtype` is what forward and backward compute in; None: as the weights are. Trained weights and
+    moments are float32.
+    `schedule` is one of `train.optim.SCHEDULES`, after `warmup` steps from 0; `optimizer` one of
+    `train.optim.OPTIMIZERS`.
     `clip` limits the global norm of the gradient; None does not.
-    `keep` is how many checkpoints stay; 0 keeps all. `save_every` 0 writes only the last one, `eval_every` 0 evaluates before and after.
+    `keep` is how many checkpoints stay; 0 keeps all. `save_every` 0 writes only the last one,
+    `eval_every` 0 evaluates before and after.
     `resume` goes on from the last checkpoint in `output`, if there is one.
 
     Raises:

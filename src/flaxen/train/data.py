@@ -51,9 +51,10 @@ def read_records(paths: Paths) -> list[Record]:
     problems: list[str] = []
     for file in map(Path, files):
         for where, found in _lines(file):
-            (problems if isinstance(found, str) else records).append(
-                f"{where}: {found}" if isinstance(found, str) else Record(where, found)
-            )
+            if isinstance(found, str):
+                problems.append(f"{where}: {found}")
+            else:
+                records.append(Record(where, found))
     if problems:
         more = f"\n... and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
         raise InputError(
@@ -127,12 +128,14 @@ def _bad_messages(messages: Any) -> str | None:
 def tokenise(tok: Any, records: list[Record], seq_len: int) -> list[Example]:
     """Examples of at most `seq_len` tokens.
 
-    A text gets the EOS at its end, as a target too; a longer one becomes several examples, each starting with the last
-    token of the one before, so that every token is predicted once. A chat counts only what the assistant wrote, a completion
-    only itself and its EOS; those two are cut at `seq_len`, and left out if nothing is left to predict.
+    A text gets the EOS at its end, as a target too; a longer one becomes several examples, each
+    starting with the last token of the one before, so that every token is predicted once. A chat
+    counts only what the assistant wrote, a completion only itself and its EOS; those two are cut at
+    `seq_len`, and left out if nothing is left to predict.
 
     Raises:
-        InputError: for a chat that the template refuses, with its file and line; when no example has a target.
+        InputError: for a chat that the template refuses, with its file and line; when no example
+            has a target.
     """
     examples: list[Example] = []
     for record in records:

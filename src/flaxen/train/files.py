@@ -30,9 +30,9 @@ class Boxes:
     def dtype(self) -> np.dtype:
         return self.pieces[0][1].dtype
 
-    def read(self, index: tuple[slice, ...]) -> np.ndarray:
+    def read(self, index: tuple[slice, ...] | None) -> np.ndarray:
         """One box, put together from the pieces that touch it."""
-        wanted = concrete(index, self.shape)
+        wanted = concrete(index or (), self.shape)
         out, filled = np.empty(box_shape(wanted), self.dtype), 0
         for box, tensor in self.pieces:
             common = [

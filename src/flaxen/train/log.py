@@ -13,7 +13,9 @@ Report = Callable[[dict[str, Any]], None]
 
 
 class Log:
-    """One JSON object a line, each written at once; lines after `step` from an earlier run are dropped first."""
+    """One JSON object a line, each written at once; lines after `step` from an earlier run are
+    dropped first.
+    """
 
     def __init__(self, path: Path, step: int):
         self.path = path
@@ -40,11 +42,19 @@ def _line(row: dict[str, Any]) -> str:
 
 @contextlib.contextmanager
 def progress_bar(steps: int, done: int, show: bool) -> Iterator[Report]:
-    """A bar with loss, tokens per second and the time left; the report is given each step's log row."""
+    """A bar with loss, tokens per second and the time left; the report is given each step's log
+    row.
+    """
     if not show:
         yield lambda row: None
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
     columns = (
         TextColumn("training"),

@@ -34,8 +34,9 @@ PATIENCE = 10
 class Result:
     """What came of a run.
 
-    model: with the trained weights, adapters merged; rows: the log; finished: False if a signal stopped the run before its last
-    step (then only a checkpoint was written); model_path, adapter_path, picture_path: None if not written.
+    model: with the trained weights, adapters merged; rows: the log; finished: False if a signal
+    stopped the run before its last step (then only a checkpoint was written); model_path,
+    adapter_path, picture_path: None if not written.
     """
 
     model: Any
@@ -60,7 +61,9 @@ class Result:
 
     @property
     def tokens_per_second(self) -> float:
-        """Targets per second, the median step; the first, which compiles, counts only if it is the only one."""
+        """Targets per second, the median step; the first, which compiles, counts only if it is the
+        only one.
+        """
         speeds = [row["tokens_per_second"] for row in self.rows if "loss" in row]
         return statistics.median(speeds[1:] or speeds or [math.nan])
 
@@ -77,13 +80,15 @@ def train(
 ) -> Result:
     """Fine-tune a model on `.jsonl` or text files and export it to `output`.
 
-    `settings` are fields of `TrainConfig`, over those of `config`. `on_step` is given the log row of every step.
-    In `output`: log.jsonl, loss.png, checkpoints/, model/ (a Hugging Face folder) and, with `lora_rank`, adapter/ (a PEFT folder).
-    SIGTERM and SIGINT end the run after the current step, with a checkpoint. The given model stays as it is.
+    `settings` are fields of `TrainConfig`, over those of `config`. `on_step` is given the log row
+    of every step. In `output`: log.jsonl, loss.png, checkpoints/, model/ (a Hugging Face folder)
+    and, with `lora_rank`, adapter/ (a PEFT folder). SIGTERM and SIGINT end the run after the
+    current step, with a checkpoint. The given model stays as it is.
 
     Raises:
         InputError: for bad data, before anything is computed or written.
-        CheckpointError: when `output` holds a run and `resume` was not asked for, or one that differs from this.
+        CheckpointError: when `output` holds a run and `resume` was not asked for, or one that
+            differs from this.
     """
     config = dataclasses.replace(config, **settings) if config else TrainConfig(**settings)
     batches = _batches(tok, data, config, config.accumulation)
@@ -158,7 +163,9 @@ def _prepare(model: Any, batches: Batches, held_out: Batches | None, config: Tra
 
 
 class _Rows:
-    """The log, one step behind the device: a step's numbers are read when the next step is already under way."""
+    """The log, one step behind the device: a step's numbers are read when the next step is already
+    under way.
+    """
 
     def __init__(self, log: Log, step: int, per_epoch: int, reports: list[Report]):
         self.log, self.per_epoch, self.reports = log, per_epoch, reports
@@ -185,8 +192,9 @@ class _Rows:
             report(row)
         if bad >= PATIENCE:
             raise FlaxenError(
-                f"The gradient was not finite {bad} steps in a row, up to step {step}; no weight was changed by "
-                "them. Lower the learning rate, look at the data of these steps, or compute in float32."
+                f"The gradient was not finite {bad} steps in a row, up to step {step}; they changed "
+                "no weight. Lower the learning rate, look at the data of these steps, or compute "
+                "in float32."
             )
 
     def pause(self) -> None:
@@ -194,9 +202,7 @@ class _Rows:
         self.before = time.perf_counter()
 
 
-def _run(
-    run: _Run, stopped: Callable[[], bool], on_step: Report | None
-) -> tuple[int, TrainState]:
+def _run(run: _Run, stopped: Callable[[], bool], on_step: Report | None) -> tuple[int, TrainState]:
     """All steps that are left, with a checkpoint at the end."""
     config, trainer, state, step = run.config, run.trainer, run.state, run.step
     run.output.mkdir(parents=True, exist_ok=True)
@@ -222,7 +228,7 @@ def _run(
         rows.settle()
     if step == run.steps:
         _evaluate(run, log, state, step)
-    if step > run.step:
+    if step > run.step and step not in run.checkpoints.steps():
         run.checkpoints.save(step, state)
     return step, state
 

@@ -16,10 +16,14 @@ from flaxen.train.config import TrainConfig
 Schedule = Callable[[jax.Array], jax.Array]
 
 OPTIMIZERS: Registry[Callable[[TrainConfig], Any]] = Registry("optimizer")
-"""Each makes the optax transformation from gradients to a direction; learning rate and decay are applied after it."""
+"""Each makes the optax transformation from gradients to a direction; learning rate and decay are
+applied after it.
+"""
 
 SCHEDULES: Registry[Callable[[jax.Array], jax.Array]] = Registry("schedule")
-"""Each maps the part of the steps after warm-up that is over, 0 to 1, to a part of the learning rate."""
+"""Each maps the part of the steps after warm-up that is over, 0 to 1, to a part of the learning
+rate.
+"""
 
 
 def _adamw(config: TrainConfig) -> Any:
@@ -67,7 +71,8 @@ SCHEDULES.register("cosine", lambda done: (1 + jnp.cos(math.pi * done)) / 2)
 
 
 def learning_rate(config: TrainConfig, steps: int) -> Schedule:
-    """The learning rate of step 0, 1, ...: linear up to `learning_rate` over `warmup` steps, then the schedule to the end.
+    """The learning rate of step 0, 1, ...: linear up to `learning_rate` over `warmup` steps, then
+    the schedule to the end.
 
     The first step of a warm-up of n has 1/n of it, not 0.
     """
@@ -82,7 +87,9 @@ def learning_rate(config: TrainConfig, steps: int) -> Schedule:
 
 
 def decays(tree: Any) -> Any:
-    """A tree of booleans: True for matrices, False for biases, norms and what else is a vector in each layer."""
+    """A tree of booleans: True for matrices, False for biases, norms and what else is a vector in
+    each layer.
+    """
     folded = in_body(tree)
     name = lambda path: jax.tree_util.keystr(path, simple=True, separator=".")
 

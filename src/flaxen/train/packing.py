@@ -22,7 +22,9 @@ def order(seed: int, epoch: int, count: int) -> np.ndarray:
 
 
 def pack(lengths: Sequence[int], seq_len: int) -> list[list[int]]:
-    """Rows of whole examples, by their number: each goes to the first of the last 64 open rows where it fits."""
+    """Rows of whole examples, by their number: each goes to the first of the last 64 open rows
+    where it fits.
+    """
     rows: list[list[int]] = []
     room: list[int] = []
     unfilled: list[int] = []
@@ -44,7 +46,8 @@ def pack(lengths: Sequence[int], seq_len: int) -> list[list[int]]:
 class Batches:
     """All batches of a run: `batch_at(step)` for any step, in any order.
 
-    Every epoch has the same rows in an order of its own; its last batch is filled up with empty rows.
+    Every epoch has the same rows in an order of its own; its last batch is filled up with empty
+    rows.
     """
 
     examples: Sequence[Example]
@@ -61,7 +64,9 @@ class Batches:
         return -(-len(self.rows) // (self.batch_size * self.accumulation))
 
     def batch_at(self, step: int) -> dict[str, np.ndarray]:
-        """ids, targets (at the slot that predicts them) and, if packed, positions and segments: int32 (accumulation, B, T)."""
+        """ids, targets (at the slot that predicts them) and, if packed, positions and segments:
+        int32 (accumulation, B, T).
+        """
         epoch, within = divmod(step, self.per_epoch)
         size = self.batch_size * self.accumulation
         chosen = order(self.seed, epoch, len(self.rows))[within * size : (within + 1) * size]
@@ -93,9 +98,11 @@ def blank(rows: int, seq_len: int, packed: bool) -> dict[str, np.ndarray]:
 
 
 def fill(row: dict[str, np.ndarray], examples: Sequence[Example]) -> None:
-    """Write documents one after another into one row; each counts its own positions and predicts nothing of the next.
+    """Write documents one after another into one row; each counts its own positions and predicts
+    nothing of the next.
 
-    What is a target comes from the examples' true lengths, never from comparing ids with the padding.
+    What is a target comes from the examples' true lengths, never from comparing ids with the
+    padding.
     """
     at = 0
     for number, example in enumerate(examples, 1):

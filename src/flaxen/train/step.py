@@ -33,8 +33,8 @@ Loss = Callable[[Any, Any, Batch], tuple[jax.Array, jax.Array]]
 class TrainState:
     """What a step changes.
 
-    step: batches consumed; trained: float32 weights, None where a weight is frozen; opt_state: the optimiser's, cut like
-    the weights; bad: steps in a row whose gradient was not finite.
+    step: batches consumed; trained: float32 weights, None where a weight is frozen; opt_state: the
+    optimiser's, cut like the weights; bad: steps in a row whose gradient was not finite.
     """
 
     step: jax.Array
@@ -46,14 +46,17 @@ class TrainState:
 Metrics = dict[str, jax.Array]
 Step = Callable[[TrainState, Any, Batch], tuple[TrainState, Metrics]]
 Gradient = Callable[[Any, Any, Batch], tuple[jax.Array, Any, jax.Array]]
-"""(masters, frozen weights, batch) -> mean -log p over all targets of all micro-batches, its float32 gradient, number of targets."""
+"""(masters, frozen weights, batch) -> mean -log p over all targets of all micro-batches, its
+float32 gradient, number of targets.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class Trainer:
     """The compiled functions of one model and one configuration.
 
-    step(state, frozen, batch) -> (state, metrics) uses up the given state; evaluate(state, frozen, batch) -> (sum of -log p, targets).
+    step(state, frozen, batch) -> (state, metrics) uses up the given state; evaluate(state, frozen,
+    batch) -> (sum of -log p, targets).
     """
 
     frozen: Any
@@ -64,7 +67,8 @@ class Trainer:
 def make_trainer(
     tree: Any, runtime: Runtime, config: TrainConfig, steps: int
 ) -> tuple[Trainer, TrainState]:
-    """How to train the adapters of a model if it has any, else all its floats, and the state at step 0.
+    """How to train the adapters of a model if it has any, else all its floats, and the state at
+    step 0.
 
     `steps` is where the schedule ends. The given weights stay as they are.
     """
@@ -104,7 +108,9 @@ def trainable(tree: Any) -> Callable[[str, Any], bool]:
 
 
 def trained_tree(state: TrainState, tree: Any) -> Any:
-    """`tree` with the trained weights in it, each in the dtype it has there; frozen ones are the very same arrays."""
+    """`tree` with the trained weights in it, each in the dtype it has there; frozen ones are the
+    very same arrays.
+    """
     before, frozen = partition(tree, trainable(tree))
     now = jax.tree.map(lambda x, old: x.astype(old.dtype), state.trained, before)
     return combine(now, frozen)
@@ -165,7 +171,9 @@ def _gradient(loss: Loss, cast: Callable[[Any], Any], where: Any) -> Gradient:
 def _step(
     gradient: Gradient, optimizer: Any, rate: Schedule, decay: Any, config: TrainConfig
 ) -> Step:
-    """The update. A batch without targets and a gradient that is not finite change no weight and no moment."""
+    """The update. A batch without targets and a gradient that is not finite change no weight and no
+    moment.
+    """
 
     def step(state: TrainState, frozen: Any, batch: Batch) -> tuple[TrainState, Metrics]:
         old, lr = state.trained, rate(state.step)

@@ -1,6 +1,7 @@
 """Low-rank adapters: a leaf that stands where a weight stands and adds `scale * b @ a` to it.
 
-Source: LoRA, https://arxiv.org/abs/2106.09685; rank-stabilised scale, https://arxiv.org/abs/2312.03732.
+Source: LoRA, https://arxiv.org/abs/2106.09685; rank-stabilised scale,
+https://arxiv.org/abs/2312.03732.
 """
 
 from __future__ import annotations
@@ -97,11 +98,14 @@ def add_lora(
 ) -> Any:
     """The model with an adapter on each target; it computes the same until an adapter is trained.
 
-    `targets` are names of projections, or a regular expression for the whole path of one (`.*self_attn.q_proj`).
-    `a` is normal with variance 1 / inputs, `b` is zero; both are float32. The weights are shared with the given model.
+    `targets` are names of projections, or a regular expression for the whole path of one
+    (`.*self_attn.q_proj`).
+    `a` is normal with variance 1 / inputs, `b` is zero; both are float32. The weights are shared
+    with the given model.
 
     Raises:
-        ConfigError: a rank below 1, a target that matches nothing, or a model that has adapters already.
+        ConfigError: a rank below 1, a target that matches nothing, or a model that has adapters
+            already.
     """
     if rank < 1:
         raise ConfigError(f"rank is {rank}; expected 1 or more.")
@@ -192,6 +196,7 @@ def _matching_pattern(every: list[str], pattern: str) -> set[str]:
         raise ConfigError(f"targets {pattern!r} is no regular expression: {error}.") from error
     if not found:
         raise ConfigError(
-            f"The expression {pattern!r} matches the whole path of no projection.{did_you_mean(pattern, every)}"
+            f"The expression {pattern!r} matches the whole path of no projection."
+            f"{did_you_mean(pattern, every)}"
         )
     return found

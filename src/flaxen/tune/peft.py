@@ -1,4 +1,5 @@
-"""Adapter folders in the format of the PEFT library: adapter_config.json and adapter_model.safetensors.
+"""Adapter folders in the format of the PEFT library: adapter_config.json and
+adapter_model.safetensors.
 
 Format: https://huggingface.co/docs/peft/developer_guides/checkpoint
 """
@@ -56,7 +57,8 @@ def save_adapter(
     rank_stabilised: bool = False,
     base: str | None = None,
 ) -> Path:
-    """Write the adapters of a model; `names` is its family's table, `base` the name of the model they belong to.
+    """Write the adapters of a model; `names` is its family's table, `base` the name of the model
+    they belong to.
 
     Raises:
         ConfigError: when the model has none.
@@ -94,11 +96,13 @@ def save_adapter(
 
 
 def load_adapter(tree: Any, folder: str | os.PathLike[str], names: Mapping[str, Any]) -> Any:
-    """The model with the adapters of a PEFT folder. A layer without one inside a folded model gets zeros.
+    """The model with the adapters of a PEFT folder. A layer without one inside a folded model gets
+    zeros.
 
     Raises:
         CheckpointError: files that are absent or damaged, or tensors that do not fit the model.
-        ConfigError: a kind of adapter that would compute something else here, or a model that has adapters.
+        ConfigError: a kind of adapter that would compute something else here, or a model that has
+            adapters.
     """
     if adapters(tree):
         raise ConfigError("This model has adapters already; merge them before loading others.")
@@ -123,7 +127,7 @@ def load_adapter(tree: Any, folder: str | os.PathLike[str], names: Mapping[str, 
                     array = np.zeros(flat, np.float32)
                 parts.append(array)
             sides.append(jnp.asarray(np.stack(parts), jnp.float32).reshape(shape))
-        return with_adapter(layer, *sides, scale)
+        return with_adapter(layer, sides[0], sides[1], scale)
 
     adapted = map_linears(adapt, tree)
     problems += [f"the model has no place for {key}" for key in sorted(left)]
@@ -153,7 +157,9 @@ def _each(array: np.ndarray, stacked: int) -> list[np.ndarray]:
 
 
 def _read(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The config and the tensors of an adapter folder, refused where we cannot follow them exactly."""
+    """The config and the tensors of an adapter folder, refused where we cannot follow them
+    exactly.
+    """
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
@@ -162,12 +168,15 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         tensors = load_file(folder / WEIGHTS)
     except FileNotFoundError as error:
         raise CheckpointError(
-            f"{error.filename or folder / WEIGHTS} is not there; an adapter folder has {CONFIG} and {WEIGHTS}."
+            f"{error.filename or folder / WEIGHTS} is not there; "
+            f"an adapter folder has {CONFIG} and {WEIGHTS}."
         ) from error
     except (SafetensorError, json.JSONDecodeError) as error:
         raise CheckpointError(f"The adapter in {folder} is damaged: {error}.") from error
     wrong = [
-        f"{key}={config[key]!r}" for key, good in ONLY.items() if config.get(key, good[0]) not in good
+        f"{key}={config[key]!r}"
+        for key, good in ONLY.items()
+        if config.get(key, good[0]) not in good
     ]
     if wrong:
         raise ConfigError(
