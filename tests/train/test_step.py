@@ -128,7 +128,7 @@ def test_twenty_steps_are_adamw(mesh: str | None, accumulation: int):
 
 
 def test_a_window_that_is_not_full_weighs_by_its_targets():
-    """Nine targets in one micro-batch, one in the next, none in the last: the gradient of ten at once."""
+    """Micro-batches of nine, one and no targets: the gradient of ten at once."""
     model, norms, losses = tiny(), [], []
     ids = np.random.default_rng(0).integers(3, 90, (3, T)).astype(np.int32)
     labels = np.full((3, T), -100, np.int32)
@@ -209,7 +209,7 @@ def test_only_matrices_decay(name: str):
     """qwen2's q_proj bias is two-dimensional here, and norms are when folded; neither decays."""
     rule = paths(decays(tiny(name).module))
     decaying = {path.rpartition(".")[0].rpartition(".")[2] for path, yes in rule.items() if yes}
-    projections = "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj".split()
+    projections = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     assert decaying - {"lm_head"} == {*projections, "embed_tokens"}
     assert not any(yes for path, yes in rule.items() if path.endswith("bias") or "norm" in path)
 
@@ -246,6 +246,17 @@ def test_training_leaves_the_given_model_alive():
         np.testing.assert_array_equal(leaf, before[path])
 
 
+def test_a_step_compiles_once():
+    model = tiny()
+    trainer, state = make_trainer(model.module, model.runtime, SETTINGS, 3)
+    for t in range(3):
+        state, _ = trainer.step(
+            state, trainer.frozen, place_batch(batch_of(*labelled(t)), model.runtime)
+        )
+        trainer.evaluate(state, trainer.frozen, place_batch(batch_of(*labelled(t)), model.runtime))
+    assert (trainer.step._cache_size(), trainer.evaluate._cache_size()) == (1, 1)
+
+
 @pytest.mark.parametrize(
     ("schedule", "want"),
     [
@@ -268,5 +279,3 @@ def test_remat_computes_the_same():
         _, (row,) = take_steps(run, SETTINGS, [batch_of(ids, labels)])
         losses.append(row["grad_norm"])
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-6)
-
-

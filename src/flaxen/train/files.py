@@ -53,7 +53,7 @@ def write_tensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
     """Write one file, and wait until it is on the disk."""
     from safetensors.numpy import save_file
 
-    save_file({key: np.ascontiguousarray(x) for key, x in tensors.items()}, path)
+    save_file({key: np.asarray(x, order="C") for key, x in tensors.items()}, path)
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

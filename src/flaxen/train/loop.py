@@ -192,9 +192,9 @@ class _Rows:
             report(row)
         if bad >= PATIENCE:
             raise FlaxenError(
-                f"The gradient was not finite {bad} steps in a row, up to step {step}; they changed "
-                "no weight. Lower the learning rate, look at the data of these steps, or compute "
-                "in float32."
+                f"The gradient was not finite {bad} steps in a row, up to step {step}; those steps "
+                "changed no weight. Lower the learning rate, look at their data, or compute in "
+                "float32."
             )
 
     def pause(self) -> None:

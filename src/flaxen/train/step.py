@@ -95,7 +95,8 @@ def make_trainer(
 
     where = jax.tree.map(lambda x: x.sharding, start)
     compiled = jax.jit(step, donate_argnums=0, out_shardings=(where, None))
-    return Trainer(frozen, compiled, jax.jit(evaluate)), start
+    # Put where they are explicitly: else the second step, on what the first returned, compiles anew.
+    return Trainer(frozen, compiled, jax.jit(evaluate)), jax.device_put(start, where)
 
 
 def trainable(tree: Any) -> Callable[[str, Any], bool]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -112,15 +113,17 @@ def add_lora(
     if adapters(tree):
         raise ConfigError("This model has adapters already; merge them before adding others.")
     chosen, folded = matching(tree, targets), in_body(tree)
-    scale, key = scale_of(rank, alpha, rank_stabilised), jax.random.key(seed)
+    scale = scale_of(rank, alpha, rank_stabilised)
 
     def adapt(path: str, layer: Linear) -> Linear:
         if path not in chosen:
             return layer
         a, b = adapter_shapes(layer, rank, folded(path))
-        mine = jax.random.fold_in(key, zlib.crc32(path.encode()))
+        # Drawn by NumPy: small, and nothing to compile for each shape.
+        draw = np.random.Generator(np.random.Philox(key=[seed, zlib.crc32(path.encode())]))
         std = math.prod(layer.weight.shape[-layer.contract :]) ** -0.5
-        return with_adapter(layer, jax.random.normal(mine, a) * std, jnp.zeros(b), scale)
+        start = draw.standard_normal(a, np.float32) * np.float32(std)
+        return with_adapter(layer, start, np.zeros(b, np.float32), scale)
 
     return map_linears(adapt, tree)
 
@@ -159,16 +162,19 @@ def adapter_shapes(layer: Linear, rank: int, folded: bool) -> tuple[tuple[int, .
     return (*stack, rank, *shape[split:]), (*shape[:split], rank)
 
 
-def with_adapter(layer: Linear, a: Any, b: Any, scale: float) -> Linear:
+def with_adapter(layer: Linear, a: np.ndarray, b: np.ndarray, scale: float) -> Linear:
     """The projection with this adapter, which is cut along the same mesh axes as the weight."""
     sharding = getattr(layer.weight, "sharding", None)
     if isinstance(sharding, NamedSharding):
         spec = (*sharding.spec, *[None] * layer.weight.ndim)[: layer.weight.ndim]
         split = len(spec) - layer.contract
         stack = spec[: a.ndim - 1 - layer.contract]
-        a = jax.device_put(a, NamedSharding(sharding.mesh, P(*stack, None, *spec[split:])))
-        b = jax.device_put(b, NamedSharding(sharding.mesh, P(*spec[:split], None)))
-    leaf = LowRank(weight=layer.weight, a=a, b=b, scale=scale)
+        where = [P(*stack, None, *spec[split:]), P(*spec[:split], None)]
+        a, b = (
+            jax.device_put(x, NamedSharding(sharding.mesh, s))
+            for x, s in zip((a, b), where, strict=True)
+        )
+    leaf = LowRank(weight=layer.weight, a=jnp.asarray(a), b=jnp.asarray(b), scale=scale)
     return dataclasses.replace(layer, weight=leaf)
 
 

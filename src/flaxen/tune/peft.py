@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from flaxen.convert.relation import renamer
@@ -126,7 +125,7 @@ def load_adapter(tree: Any, folder: str | os.PathLike[str], names: Mapping[str, 
                     problems.append(f"{key}.lora_{side} is {array.shape}, expected {flat}")
                     array = np.zeros(flat, np.float32)
                 parts.append(array)
-            sides.append(jnp.asarray(np.stack(parts), jnp.float32).reshape(shape))
+            sides.append(np.stack(parts).astype(np.float32).reshape(shape))
         return with_adapter(layer, sides[0], sides[1], scale)
 
     adapted = map_linears(adapt, tree)
