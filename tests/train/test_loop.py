@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import interrupted_run
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from interrupted_run import SETTINGS
+from jax.sharding import NamedSharding, PartitionSpec
 from safetensors.numpy import load_file
 from tiny import tiny
 from words import word_tokenizer
 
 from flaxen.core.errors import CheckpointError, ConfigError, FlaxenError
 from flaxen.core.tree import paths
+from flaxen.shard import make_mesh
 from flaxen.train import TrainConfig, train
 from flaxen.train.checkpoint import Checkpoints, checksum
 
@@ -81,21 +88,12 @@ def test_old_checkpoints_are_removed(whole):
     assert names == ["step-00000008", "step-00000010"]
 
 
-@pytest.mark.parametrize("kind", ["SIGKILL", "SIGTERM"])
-def test_a_killed_run_goes_on_bit_by_bit(kind: str, whole, tok, data, tmp_path):
-    """Killed after step 6 it goes on from step 4; terminated, from where it stopped."""
-    run = subprocess.run(
-        [sys.executable, SCRIPT, tmp_path, data, "6", kind],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    if kind == "SIGKILL":
-        assert run.returncode == -9
-        assert [s for s, _ in losses(tmp_path)][-1] == 6
-    else:
-        assert run.stdout.startswith("stopped at "), run.stderr
-        assert not (tmp_path / "model").exists()
+def test_a_killed_run_goes_on_bit_by_bit(whole, tok, data, tmp_path):
+    """Killed after step 6, it goes on from the checkpoint of step 4."""
+    command = [sys.executable, SCRIPT, tmp_path, data, "6"]
+    killed = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert [step for step, _ in losses(tmp_path)][-1] == 6
     result = train(tiny(), tok, data, output=tmp_path, resume=True, **SETTINGS)
     assert result.finished
     assert losses(tmp_path) == losses(whole.output)
@@ -103,6 +101,24 @@ def test_a_killed_run_goes_on_bit_by_bit(kind: str, whole, tok, data, tmp_path):
     assert got.keys() == want.keys()
     for key, array in want.items():
         np.testing.assert_array_equal(got[key], array, err_msg=key)
+
+
+@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_run_with_a_checkpoint(kind: signal.Signals, tok, data, tmp_path):
+    before = signal.getsignal(kind)
+
+    def on_step(row):
+        if row["step"] == 2:
+            os.kill(os.getpid(), kind)
+
+    settings = SETTINGS | {"accumulation": 1, "lora_targets": ["q_proj"]}
+    result = train(tiny(), tok, data, output=tmp_path, on_step=on_step, **settings)
+    assert not result.finished
+    assert 2 <= result.step < 10
+    assert [step for step, _ in losses(tmp_path)][-1] == result.step
+    assert Checkpoints(tmp_path / "checkpoints", {}).steps()[-1] == result.step
+    assert not (tmp_path / "model").exists()
+    assert signal.getsignal(kind) == before
 
 
 def test_another_run_is_not_overwritten(whole, tok, data):
@@ -124,14 +140,32 @@ def test_resuming_with_other_settings_lists_them(whole, tok, data, tmp_path):
 
 
 def test_a_checkpoint_loads_onto_another_mesh(tmp_path):
-    cut, plain = tiny(mesh="tp=2,fsdp=4").module, tiny().module
-    assert checksum(cut) == checksum(plain)
+    mesh = make_mesh("fsdp=4,tp=2")
+    numbers, count = np.arange(64, dtype=np.float32).reshape(8, 8), np.int32(7)
+    lay = lambda *spec: {
+        "weight": jax.device_put(numbers, NamedSharding(mesh, PartitionSpec(*spec))),
+        "count": jax.device_put(count, NamedSharding(mesh, PartitionSpec())),
+    }
     checkpoints = Checkpoints(tmp_path, {})
-    checkpoints.save(3, cut)
-    step, back = checkpoints.restore(like=plain)
-    assert step == 3
-    for path, leaf in paths(plain).items():
-        np.testing.assert_array_equal(paths(back)[path], leaf)
+    checkpoints.save(3, lay("fsdp", "tp"))
+    for like in (
+        lay("tp"),
+        lay(None, ("fsdp", "tp")),
+        {"weight": jnp.zeros((8, 8)), "count": count + jnp.int32(0)},
+    ):
+        step, back = checkpoints.restore(like=like)
+        assert step == 3
+        assert back["weight"].sharding == like["weight"].sharding
+        np.testing.assert_array_equal(back["weight"], numbers)
+        np.testing.assert_array_equal(back["count"], count)
+
+
+def test_a_model_has_the_same_checksum_on_any_mesh():
+    numbers = np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32)
+    cut = NamedSharding(make_mesh("fsdp=4,tp=2"), PartitionSpec("fsdp", "tp"))
+    plain = checksum({"weight": jnp.asarray(numbers)})
+    assert checksum({"weight": jax.device_put(numbers, cut)}) == plain
+    assert checksum({"weight": jnp.asarray(numbers).at[3, 3].add(1e-6)}) != plain
 
 
 def test_a_checkpoint_that_was_not_finished_is_not_seen(tmp_path):
@@ -151,7 +185,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path):
 
 
 def test_ten_bad_gradients_in_a_row_end_a_run(tok, data, tmp_path):
-    settings = SETTINGS | {"steps": 30, "lora_rank": None, "clip": None}
+    settings = SETTINGS | {"steps": 30, "accumulation": 1, "lora_targets": ["q_proj"]}
     model = tiny()
     broken = model.replace(module=_with_nan(model.module))
     with pytest.raises(FlaxenError, match="not finite 10 steps in a row, up to step 10"):
@@ -159,8 +193,6 @@ def test_ten_bad_gradients_in_a_row_end_a_run(tok, data, tmp_path):
 
 
 def _with_nan(tree):
-    import dataclasses
-
     norm = dataclasses.replace(tree.norm, weight=tree.norm.weight * np.nan)
     return dataclasses.replace(tree, norm=norm)
 

@@ -105,11 +105,12 @@ class Checkpoints:
 
 
 def checksum(tree: Any) -> str:
-    """A number made of every weight's name, shape, dtype and bits; the same on any mesh."""
+    """A number made of a model's structure and every weight's bits; the same on any mesh."""
     sums = jax.jit(lambda tree: [_bits(leaf) for leaf in jax.tree.leaves(tree)])(tree)
     words = [
         f"{p}{x.shape}{x.dtype}{n}" for (p, x), n in zip(paths(tree).items(), sums, strict=True)
     ]
+    words.append(str(jax.tree.structure(tree)))
     return f"{zlib.crc32(' '.join(words).encode()):08x}"
 
 

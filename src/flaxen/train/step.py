@@ -95,7 +95,7 @@ def make_trainer(
 
     where = jax.tree.map(lambda x: x.sharding, start)
     compiled = jax.jit(step, donate_argnums=0, out_shardings=(where, None))
-    # Put where they are explicitly: else the second step, on what the first returned, compiles anew.
+    # Put there explicitly: else the second step, on what the first returned, compiles anew.
     return Trainer(frozen, compiled, jax.jit(evaluate)), jax.device_put(start, where)
 
 

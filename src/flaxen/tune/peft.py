@@ -42,6 +42,10 @@ ONLY = {
     "alpha_pattern": ({}, None),
     "lora_bias": (False, None),
     "alora_invocation_tokens": (None,),
+    "layer_replication": (None,),
+    "trainable_token_indices": (None,),
+    "use_qalora": (False, None),
+    "use_bdlora": (False, None),
     "target_parameters": (None, []),
 }
 """Keys of the config that change what an adapter computes, and the values we can follow."""
