@@ -26,8 +26,8 @@ ROOMS = [
     "text",
     "generate",
     "tune",
-    "train",
     "show",
+    "train",
     FRONT_DOOR,
     "cli",
 ]

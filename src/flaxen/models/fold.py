@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from flaxen.core.tree import Param, is_param, module, static
+from flaxen.core.tree import Param, is_param, module, paths, static
 from flaxen.layers.context import Context
 
 
@@ -71,6 +71,13 @@ def stack_params(params: list[Param]) -> Param:
     """One weight with a `layers` axis in front."""
     first = params[0]
     return Param({"layers": len(params), **first.axes}, first.layout, first.init, first.dtype)
+
+
+def in_body(tree: Any) -> Callable[[str], bool]:
+    """Whether the leaf at a path of this model has a `layers` axis in front."""
+    found = paths(tree, is_leaf=lambda x: isinstance(x, Folded)).items()
+    prefixes = tuple(f"{path}.body." for path, x in found if isinstance(x, Folded))
+    return lambda path: path.startswith(prefixes)
 
 
 def run(

@@ -1,0 +1,189 @@
+"""Adapter folders in the format of the PEFT library: adapter_config.json and
+adapter_model.safetensors.
+
+Format: https://huggingface.co/docs/peft/developer_guides/checkpoint
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flaxen.convert.relation import renamer
+from flaxen.core.errors import CheckpointError, ConfigError
+from flaxen.layers.linear import Linear
+from flaxen.models.fold import Folded, in_body
+from flaxen.tune.lora import (
+    adapter_shapes,
+    adapters,
+    map_linears,
+    scale_of,
+    with_adapter,
+)
+
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+PREFIX = "base_model.model."
+
+ONLY = {
+    "peft_type": ("LORA",),
+    "bias": ("none",),
+    "use_dora": (False, None),
+    "fan_in_fan_out": (False, None),
+    "modules_to_save": (None, []),
+    "rank_pattern": ({}, None),
+    "alpha_pattern": ({}, None),
+    "lora_bias": (False, None),
+    "alora_invocation_tokens": (None,),
+    "layer_replication": (None,),
+    "trainable_token_indices": (None,),
+    "use_qalora": (False, None),
+    "use_bdlora": (False, None),
+    "target_parameters": (None, []),
+}
+"""Keys of the config that change what an adapter computes, and the values we can follow."""
+
+
+def save_adapter(
+    tree: Any,
+    folder: str | os.PathLike[str],
+    names: Mapping[str, Any],
+    *,
+    alpha: float,
+    rank_stabilised: bool = False,
+    base: str | None = None,
+) -> Path:
+    """Write the adapters of a model; `names` is its family's table, `base` the name of the model
+    they belong to.
+
+    Raises:
+        ConfigError: when the model has none.
+    """
+    from safetensors.numpy import save_file
+
+    found = adapters(tree)
+    if not found:
+        raise ConfigError("This model has no adapters to save; were they merged?")
+    tensors: dict[str, np.ndarray] = {}
+    for path, leaf in found.items():
+        modules = _modules(tree, path.removesuffix(".weight"), names)
+        for side, array in (("A", leaf.a), ("B", leaf.b)):
+            for module, one in zip(modules, _each(np.asarray(array), leaf.stacked), strict=True):
+                flat = (leaf.rank, -1) if side == "A" else (-1, leaf.rank)
+                tensors[f"{PREFIX}{module}.lora_{side}.weight"] = one.reshape(flat)
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": next(iter(found.values())).rank,
+        "lora_alpha": alpha,
+        "use_rslora": rank_stabilised,
+        "target_modules": sorted({path.split(".")[-2] for path in found}),
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+    }
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    return folder
+
+
+def load_adapter(tree: Any, folder: str | os.PathLike[str], names: Mapping[str, Any]) -> Any:
+    """The model with the adapters of a PEFT folder. A layer without one inside a folded model gets
+    zeros.
+
+    Raises:
+        CheckpointError: files that are absent or damaged, or tensors that do not fit the model.
+        ConfigError: a kind of adapter that would compute something else here, or a model that has
+            adapters.
+    """
+    if adapters(tree):
+        raise ConfigError("This model has adapters already; merge them before loading others.")
+    config, left = _read(Path(folder))
+    rank, folded = config["r"], in_body(tree)
+    scale = scale_of(rank, config["lora_alpha"], config.get("use_rslora", False))
+    problems: list[str] = []
+
+    def adapt(path: str, layer: Linear) -> Linear:
+        keys = [f"{PREFIX}{module}" for module in _modules(tree, path, names)]
+        if not any(f"{key}.lora_{side}.weight" in left for key in keys for side in "AB"):
+            return layer
+        shapes, sides = adapter_shapes(layer, rank, folded(path)), []
+        for side, shape in zip("AB", shapes, strict=True):
+            one = shape[1:] if folded(path) else shape
+            flat = (rank, math.prod(one[1:])) if side == "A" else (math.prod(one[:-1]), rank)
+            parts = []
+            for key in keys:
+                array = left.pop(f"{key}.lora_{side}.weight", np.zeros(flat, np.float32))
+                if array.shape != flat:
+                    problems.append(f"{key}.lora_{side} is {array.shape}, expected {flat}")
+                    array = np.zeros(flat, np.float32)
+                parts.append(array)
+            sides.append(np.stack(parts).astype(np.float32).reshape(shape))
+        return with_adapter(layer, sides[0], sides[1], scale)
+
+    adapted = map_linears(adapt, tree)
+    problems += [f"the model has no place for {key}" for key in sorted(left)]
+    if problems:
+        more = f", and {len(problems) - 5} more" if len(problems) > 5 else ""
+        raise CheckpointError(
+            f"The adapter in {folder} does not fit this model: {'; '.join(problems[:5])}{more}."
+        )
+    return adapted
+
+
+def _modules(tree: Any, path: str, names: Mapping[str, Any]) -> list[str]:
+    """The hub names of the modules that a (stacked) projection stands for."""
+    rename = renamer({key: name for key, name in names.items() if isinstance(name, str)})
+    layers, found = tree.layers, re.fullmatch(r"layers\.(body|tail)\.(\d+)(\..+)", path)
+    if found is None or not isinstance(layers, Folded):
+        return [rename(path)]
+    kind, index, rest = found[1], int(found[2]), found[3]
+    period = len(layers.body)
+    if kind == "tail":
+        return [rename(f"layers.{layers.count * period + index}{rest}")]
+    return [rename(f"layers.{i * period + index}{rest}") for i in range(layers.count)]
+
+
+def _each(array: np.ndarray, stacked: int) -> list[np.ndarray]:
+    return list(array) if stacked else [array]
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The config and the tensors of an adapter folder, refused where we cannot follow them
+    exactly.
+    """
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        tensors = load_file(folder / WEIGHTS)
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"{error.filename or folder / WEIGHTS} is not there; "
+            f"an adapter folder has {CONFIG} and {WEIGHTS}."
+        ) from error
+    except (SafetensorError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"The adapter in {folder} is damaged: {error}.") from error
+    wrong = [
+        f"{key}={config[key]!r}"
+        for key, good in ONLY.items()
+        if config.get(key, good[0]) not in good
+    ]
+    if wrong:
+        raise ConfigError(
+            f"{folder / CONFIG} asks for {', '.join(wrong)}, which is not supported. "
+            "Merge that adapter with the library that made it, and load the merged model."
+        )
+    return config, tensors

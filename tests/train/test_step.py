@@ -1,0 +1,281 @@
+"""The step against AdamW written out in float64, and what it must leave alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_decoder import tiny
+
+from flaxen.core.tree import module, paths
+from flaxen.layers.context import Runtime
+from flaxen.layers.linear import Linear
+from flaxen.models.causal import forward
+from flaxen.train.config import TrainConfig
+from flaxen.train.optim import decays, learning_rate
+from flaxen.train.step import make_trainer, place_batch, trainable, trained_tree
+from flaxen.tune import add_lora
+
+STEPS, ROWS, T = 20, 8, 12
+SETTINGS = TrainConfig(
+    output="unused",
+    learning_rate=1e-2,
+    warmup=3,
+    weight_decay=0.1,
+    clip=0.5,
+    beta2=0.95,
+    eps=1e-4,
+)
+
+
+def labelled(step: int) -> tuple[np.ndarray, np.ndarray]:
+    """ids and unshifted labels (ROWS, T); row r has r + 1 targets, so micro-batches are uneven."""
+    ids = np.random.default_rng(step).integers(3, 90, (ROWS, T)).astype(np.int32)
+    labels = np.where(np.arange(T) <= np.arange(ROWS)[:, None] + 1, ids, -100)
+    labels[:, 0] = -100
+    return ids, labels.astype(np.int32)
+
+
+def batch_of(ids: np.ndarray, labels: np.ndarray, accumulation: int = 1) -> dict[str, np.ndarray]:
+    targets = np.pad(labels[:, 1:], [(0, 0), (0, 1)], constant_values=-100)
+    return {
+        "ids": ids.reshape(accumulation, -1, ids.shape[1]),
+        "targets": targets.reshape(accumulation, -1, ids.shape[1]),
+    }
+
+
+@functools.cache
+def reference() -> tuple[dict[str, np.ndarray], list[float], list[float]]:
+    """Weights after 20 steps, losses and gradient norms: AdamW in float64, each batch whole."""
+    with jax.enable_x64(True):
+        model = tiny(folded=False)
+        flat, structure = jax.tree.flatten(model.module)
+        names = list(paths(model.module))
+        weights = [np.asarray(x, np.float64) for x in flat]
+        rule = [not name.endswith("norm.weight") for name in names]
+
+        @jax.jit
+        def gradient(weights, ids, labels):
+            decoder = jax.tree.unflatten(structure, weights)
+            return forward(decoder, ids, labels=labels, runtime=Runtime()).loss
+
+        gradient = jax.jit(jax.value_and_grad(gradient))
+        m, v = ([np.zeros_like(w) for w in weights] for _ in range(2))
+        losses, norms = [], []
+        for t in range(1, STEPS + 1):
+            loss, grads = gradient(weights, *labelled(t))
+            grads = [np.asarray(g) for g in grads]
+            norm = np.sqrt(sum((g * g).sum() for g in grads))
+            done = max(t - 1 - 3, 0) / (STEPS - 3)
+            lr = 1e-2 * min(t / 3, 1) * (1 + np.cos(np.pi * done)) / 2
+            for i, g in enumerate(grads):
+                g = g * min(1, 0.5 / norm)
+                m[i] = 0.9 * m[i] + 0.1 * g
+                v[i] = 0.95 * v[i] + 0.05 * g * g
+                change = (m[i] / (1 - 0.9**t)) / (np.sqrt(v[i] / (1 - 0.95**t)) + 1e-4)
+                weights[i] = weights[i] - lr * (change + 0.1 * rule[i] * weights[i])
+            losses.append(float(loss))
+            norms.append(float(norm))
+    return dict(zip(names, weights, strict=True)), losses, norms
+
+
+def by_hub_layer(tree) -> dict[str, np.ndarray]:
+    """Weights by path, folded layers taken apart (the model here folds with period 1)."""
+    out = {}
+    for path, leaf in paths(tree).items():
+        if ".body.0." in path:
+            for i, one in enumerate(np.asarray(leaf)):
+                out[path.replace("body.0", str(i))] = one
+        else:
+            out[path] = np.asarray(leaf)
+    return out
+
+
+def take_steps(model, config, batches, steps=STEPS):
+    trainer, state = make_trainer(model.module, model.runtime, config, steps)
+    rows = []
+    for batch in batches:
+        state, metrics = trainer.step(state, trainer.frozen, place_batch(batch, model.runtime))
+        rows.append({key: float(value) for key, value in metrics.items()})
+    return state, rows
+
+
+@pytest.mark.parametrize(
+    ("mesh", "accumulation"),
+    [(None, 1), (None, 4), ("fsdp=8", 1), ("dp=8", 1), ("tp=2,fsdp=4", 2)],
+)
+def test_twenty_steps_are_adamw(mesh: str | None, accumulation: int):
+    """Uneven micro-batches weigh by their targets, on any mesh; norms do not decay."""
+    want, losses, norms = reference()
+    model = tiny(mesh=mesh)
+    batches = [batch_of(*labelled(t), accumulation) for t in range(1, STEPS + 1)]
+    with jax.default_matmul_precision("highest"):
+        state, rows = take_steps(model, SETTINGS, batches)
+    np.testing.assert_allclose([row["loss"] for row in rows], losses, rtol=1e-5)
+    np.testing.assert_allclose([row["grad_norm"] for row in rows], norms, rtol=1e-4)
+    got = by_hub_layer(trained_tree(state, model.module))
+    assert got.keys() == want.keys()
+    for path, weight in want.items():
+        np.testing.assert_allclose(got[path], weight, atol=1e-5, rtol=0, err_msg=path)
+    if mesh:
+        moments = jax.tree.leaves(state.opt_state)
+        whole = [leaf.sharding.spec for leaf in jax.tree.leaves(state.trained)]
+        assert [m.sharding.spec for m in moments[1:]] == whole * 2
+
+
+def test_a_window_that_is_not_full_weighs_by_its_targets():
+    """Micro-batches of nine, one and no targets: the gradient of ten at once."""
+    model, norms, losses = tiny(), [], []
+    ids = np.random.default_rng(0).integers(3, 90, (3, T)).astype(np.int32)
+    labels = np.full((3, T), -100, np.int32)
+    labels[0, 1:10], labels[1, 1] = ids[0, 1:10], ids[1, 1]
+    for accumulation in (1, 3):
+        config = dataclasses.replace(SETTINGS, clip=None)
+        _, (row,) = take_steps(model, config, [batch_of(ids, labels, accumulation)])
+        assert row["tokens"] == 10
+        norms.append(row["grad_norm"])
+        losses.append(row["loss"])
+    np.testing.assert_allclose(norms[1], norms[0], rtol=1e-6)
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-6)
+
+
+def test_a_batch_without_targets_changes_nothing_but_is_counted():
+    model = tiny()
+    ids, labels = labelled(1)
+    config = dataclasses.replace(SETTINGS, warmup=0)
+    state, rows = take_steps(model, config, [batch_of(ids, np.full_like(labels, -100))])
+    assert (rows[0]["loss"], rows[0]["grad_norm"], int(state.step)) == (0, 0, 1)
+    for path, leaf in paths(trained_tree(state, model.module)).items():
+        np.testing.assert_array_equal(leaf, paths(model.module)[path])
+
+
+@module
+class Constant:
+    """A model whose loss is `slope * weight`, in the dtype of the weight."""
+
+    proj: Linear
+
+    def context(self, positions, scene, runtime, at=None):
+        return None
+
+    def loss(self, ids, targets, ctx):
+        slope = ids.astype(jnp.float32).mean()
+        return (self.proj.weight.astype(jnp.float32) * slope).sum(), jnp.array(1)
+
+
+def constant(value: float, dtype) -> Constant:
+    return Constant(proj=Linear(weight=jnp.full((1, 1), value, dtype)))
+
+
+def one_target(slope: float) -> dict[str, np.ndarray]:
+    ids = np.full((1, 1, 2), slope, np.float32)
+    return {"ids": ids, "targets": np.array([[[1, -100]]], np.int32)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Bare:
+    module: Constant
+    runtime: Runtime = Runtime()
+
+
+PLAIN = TrainConfig(output="unused", learning_rate=6e-4, schedule="constant", clip=None)
+
+
+def test_bfloat16_training_keeps_small_updates():
+    """100 Adam steps of 6e-4 move the master by 0.06; in bfloat16 each would round away."""
+    model = Bare(constant(1.0, jnp.bfloat16))
+    state, _ = take_steps(model, PLAIN, [one_target(1.0)] * 100)
+    (master,) = jax.tree.leaves(state.trained)
+    assert {x.dtype for x in jax.tree.leaves(state.opt_state)[1:]} == {jnp.dtype("float32")}
+    np.testing.assert_allclose(master, 1 - 0.06, atol=1e-5)
+    after = trained_tree(state, model.module).proj.weight
+    assert after.dtype == jnp.bfloat16
+
+
+def test_a_gradient_that_is_not_finite_is_skipped_and_counted():
+    model = Bare(constant(1.0, jnp.float32))
+    batches = [one_target(x) for x in (np.nan, np.inf, 1.0, np.nan)]
+    state, rows = take_steps(model, PLAIN, batches)
+    assert [row["bad"] for row in rows] == [1, 2, 0, 1]
+    np.testing.assert_allclose(jax.tree.leaves(state.trained)[0], 1 - 6e-4, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2"])
+def test_only_matrices_decay(name: str):
+    """qwen2's q_proj bias is two-dimensional here, and norms are when folded; neither decays."""
+    rule = paths(decays(tiny(name).module))
+    decaying = {path.rpartition(".")[0].rpartition(".")[2] for path, yes in rule.items() if yes}
+    projections = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    assert decaying - {"lm_head"} == {*projections, "embed_tokens"}
+    assert not any(yes for path, yes in rule.items() if path.endswith("bias") or "norm" in path)
+
+
+def test_decay_without_gradients_shrinks_the_adapters_only():
+    """sgd with zero gradients: trained matrices shrink by lr * decay, the base keeps its bits."""
+    model = tiny()
+    adapted = model.replace(module=add_lora(model.module, rank=2))
+    before = {path: np.array(leaf) for path, leaf in paths(adapted.module).items()}
+    config = dataclasses.replace(PLAIN, optimizer="sgd", learning_rate=0.5, weight_decay=0.1)
+    # `a` has no gradient while `b` is zero; `b` has one, so its own change is left out here.
+    state, _ = take_steps(adapted, config, [batch_of(*labelled(1))])
+    for path, leaf in paths(trained_tree(state, adapted.module)).items():
+        if path.endswith(".a"):
+            np.testing.assert_allclose(leaf, before[path] * (1 - 0.5 * 0.1), rtol=1e-6)
+        elif not path.endswith(".b"):
+            np.testing.assert_array_equal(leaf, before[path])
+
+
+def test_the_optimiser_knows_the_adapters_only():
+    adapted = add_lora(tiny().module, rank=2)
+    _, state = make_trainer(adapted, Runtime(), PLAIN, 1)
+    keep = trainable(adapted)
+    wanted = [x.shape for path, x in paths(adapted).items() if keep(path, x)]
+    assert [x.shape for x in jax.tree.leaves(state.trained)] == wanted
+    assert [x.shape for x in jax.tree.leaves(state.opt_state)[1:]] == wanted * 2
+
+
+def test_training_leaves_the_given_model_alive():
+    model = tiny()
+    before = {path: np.array(leaf) for path, leaf in paths(model.module).items()}
+    take_steps(model, SETTINGS, [batch_of(*labelled(1))])
+    for path, leaf in paths(model.module).items():
+        np.testing.assert_array_equal(leaf, before[path])
+
+
+def test_a_step_compiles_once():
+    model = tiny()
+    trainer, state = make_trainer(model.module, model.runtime, SETTINGS, 3)
+    for t in range(3):
+        state, _ = trainer.step(
+            state, trainer.frozen, place_batch(batch_of(*labelled(t)), model.runtime)
+        )
+        trainer.evaluate(state, trainer.frozen, place_batch(batch_of(*labelled(t)), model.runtime))
+    assert (trainer.step._cache_size(), trainer.evaluate._cache_size()) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "want"),
+    [
+        ("constant", [0.5, 1, 1, 1, 1, 1]),
+        ("linear", [0.5, 1, 1, 0.75, 0.5, 0.25]),
+        ("cosine", [0.5, 1, 1, 0.8535534, 0.5, 0.1464466]),
+    ],
+)
+def test_schedules(schedule: str, want: list[float]):
+    config = dataclasses.replace(SETTINGS, schedule=schedule, warmup=2, learning_rate=1.0)
+    rate = learning_rate(config, 6)
+    np.testing.assert_allclose([float(rate(jnp.int32(i))) for i in range(6)], want, rtol=1e-6)
+
+
+def test_remat_computes_the_same():
+    model, (ids, labels) = tiny(), labelled(1)
+    losses = []
+    for remat in (False, True):
+        run = model.replace(runtime=Runtime(remat=remat))
+        _, (row,) = take_steps(run, SETTINGS, [batch_of(ids, labels)])
+        losses.append(row["grad_norm"])
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-6)

@@ -1,0 +1,91 @@
+"""Adapter folders: names, shapes and settings as the PEFT library writes and reads them."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from tiny_decoder import filled, logits, tiny
+
+from flaxen.core.errors import CheckpointError, ConfigError
+from flaxen.families import find
+from flaxen.tune import adapters, add_lora, load_adapter, save_adapter
+
+NAMES = find("llama").names
+
+
+@pytest.fixture
+def folder(tmp_path):
+    adapted = filled(add_lora(tiny().module, rank=4, alpha=8))
+    return save_adapter(adapted, tmp_path, NAMES, alpha=8)
+
+
+def test_files_have_pefts_names_and_shapes(folder):
+    tensors = load_file(folder / "adapter_model.safetensors")
+    config = tiny().config
+    heads = config.num_attention_heads * config.head_dim
+    key = "base_model.model.model.layers.1.self_attn.{}.lora_{}.weight"
+    assert len(tensors) == 2 * 2 * 7
+    assert tensors[key.format("q_proj", "A")].shape == (4, config.hidden_size)
+    assert tensors[key.format("q_proj", "B")].shape == (heads, 4)
+    assert tensors[key.format("o_proj", "A")].shape == (4, heads)
+    about = json.loads((folder / "adapter_config.json").read_text())
+    assert (about["r"], about["lora_alpha"], about["use_rslora"]) == (4, 8, False)
+    assert about["target_modules"] == sorted(
+        ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    )
+
+
+def test_pefts_product_is_ours(folder):
+    """W + alpha / r * B @ A on the flat matrices of the file is the adapter's weight."""
+    tensors = load_file(folder / "adapter_model.safetensors")
+    key = "base_model.model.model.layers.1.self_attn.o_proj.lora_{}.weight"
+    flat = 2 * tensors[key.format("B")] @ tensors[key.format("A")]
+    leaf = load_adapter(tiny(folded=False).module, folder, NAMES).layers[1].self_attn.o_proj.weight
+    np.testing.assert_allclose(
+        flat.reshape(leaf.shape), leaf.scale * np.einsum("er,rnh->enh", leaf.b, leaf.a), atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("folded", [False, True])
+def test_a_saved_adapter_loads_into_folded_and_plain_models(folder, folded: bool):
+    model = tiny(folded=folded)
+    want = logits(tiny(), filled(add_lora(tiny().module, rank=4, alpha=8)))
+    got = logits(model, load_adapter(model.module, folder, NAMES))
+    np.testing.assert_allclose(got, want, atol=1e-5)
+
+
+def test_a_layer_without_an_adapter_gets_zeros_in_a_folded_model(folder):
+    file = folder / "adapter_model.safetensors"
+    save_file({k: v for k, v in load_file(file).items() if ".layers.1." in k}, file)
+    loaded = adapters(load_adapter(tiny().module, folder, NAMES))
+    leaf = loaded["layers.body.0.mlp.up_proj.weight"]
+    assert not np.asarray(leaf.b[0]).any()
+    assert np.asarray(leaf.b[1]).any()
+
+
+def test_tensors_that_do_not_fit_are_named(folder):
+    file = folder / "adapter_model.safetensors"
+    tensors = load_file(file)
+    tensors["base_model.model.model.layers.7.mlp.up_proj.lora_A.weight"] = np.zeros((4, 3), "f")
+    tensors["base_model.model.model.layers.0.mlp.up_proj.lora_A.weight"] = np.zeros((4, 3), "f")
+    save_file(tensors, file)
+    with pytest.raises(CheckpointError, match=r"expected \(4, .*no place for .*layers\.7"):
+        load_adapter(tiny().module, folder, NAMES)
+
+
+@pytest.mark.parametrize(
+    "change", [{"use_dora": True}, {"bias": "all"}, {"rank_pattern": {"q_proj": 2}}]
+)
+def test_a_kind_of_adapter_we_cannot_follow_is_refused(folder, change):
+    file = folder / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(ConfigError, match=next(iter(change))):
+        load_adapter(tiny().module, folder, NAMES)
+
+
+def test_a_folder_without_an_adapter_says_what_is_missing(tmp_path):
+    with pytest.raises(CheckpointError, match=r"adapter_config\.json is not there"):
+        load_adapter(tiny().module, tmp_path, NAMES)
