@@ -35,7 +35,7 @@ class Tiny:
     def replace(self, **changes: Any) -> Tiny:
         return dataclasses.replace(self, **changes)
 
-    def save(self, folder: Any) -> Path:
+    def save(self, folder: Any, tokenizer: Any = None) -> Path:
         """Every weight under our own path, and the config."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import shutil
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +12,6 @@ import numpy as np
 from flaxen.cli.answer import answer
 from flaxen.cli.options import Count, Source, about, enough_cpu_devices
 from flaxen.cli.output import print_out, progress_bar, write_now
-from flaxen.cli.train import step_bar
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -98,40 +97,33 @@ def _shard(model: Model, folder: Path, rows: dict[str, Any]) -> None:
 def _tune(
     model: Model, tok: PreTrainedTokenizerFast, folder: Path, steps: int, rows: dict[str, Any]
 ) -> None:
-    from flaxen.show import loss_picture
-    from flaxen.train import Settings, fit
-    from flaxen.tune import add_lora, merge
+    from flaxen.train import train
 
     _heading("Fine-tuning on chapters of Moby-Dick")
-    before = perplexity(model, tok, TEXTS / "moby_dick_test.txt")
-    settings = Settings(steps=steps, batch_size=4, sequence_length=256, learning_rate=5e-4, seed=0)
+    run = folder / "run"
+    shutil.rmtree(run, ignore_errors=True)
     start = time.perf_counter()
-    tuned = add_lora(model, rank=8, alpha=16.0)
-    with step_bar() as on_step:
-        tuned = fit(
-            tuned,
-            tok,
-            str(TEXTS / "moby_dick_train.txt"),
-            settings,
-            str(folder / "run"),
-            on_step=on_step,
-        )
-    rows["fine-tuning"] = f"{steps} steps in {time.perf_counter() - start:.0f} s"
-    merged = merge(tuned)
-    merged.save(folder / "tuned", tokenizer=tok)
-    after = perplexity(merged, tok, TEXTS / "moby_dick_test.txt")
+    result = train(
+        model,
+        tok,
+        TEXTS / "moby_dick_train.txt",
+        eval_data=TEXTS / "moby_dick_test.txt",
+        output=run,
+        steps=steps,
+        batch_size=2,
+        seq_len=256,
+        learning_rate=5e-4,
+        lora_rank=8,
+        progress=True,
+    )
+    rows["fine-tuning"] = (
+        f"{steps} steps in {time.perf_counter() - start:.0f} s, "
+        f"{result.tokens_per_second:.0f} tokens/s"
+    )
+    before, *_, after = result.perplexities.values()
     rows["perplexity of two other chapters"] = f"{before:.1f} before, {after:.1f} after"
-    rows["loss picture"] = str(loss_picture(folder / "run/log.jsonl", folder / "run/loss.png"))
-
-
-def perplexity(model: Model, tok: PreTrainedTokenizerFast, text: Path, length: int = 256) -> float:
-    """exp of the mean -log p over the tokens of a text, in rows of `length`."""
-    from flaxen.text import encode
-
-    ids = np.array(encode(tok, text.read_text(encoding="utf-8")))
-    rows = ids[: len(ids) // length * length].reshape(-1, length)
-    losses = [np.asarray(model(row[None], labels=row[None]).loss) for row in rows]
-    return math.exp(np.mean(losses))
+    rows["tuned model, adapters merged"] = str(result.model_path)
+    rows["loss picture"] = str(result.picture_path)
 
 
 def _heading(text: str) -> None:

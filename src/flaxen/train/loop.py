@@ -93,7 +93,7 @@ def train(
     config = dataclasses.replace(config, **settings) if config else TrainConfig(**settings)
     batches = _batches(tok, data, config, config.accumulation)
     held_out = None if eval_data is None else _batches(tok, eval_data, config, 1)
-    run = _prepare(model, batches, held_out, config)
+    run = _prepare(model, tok, batches, held_out, config)
     with stop_signals() as stopped:
         step, state = _run(run, stopped, on_step)
     return _finish(run, step, state)
@@ -104,6 +104,7 @@ class _Run:
     """A run that may begin; nothing was written yet."""
 
     model: Any
+    tok: Any
     tree: Any
     runtime: Runtime
     config: TrainConfig
@@ -131,7 +132,9 @@ def _batches(tok: Any, paths: Paths, config: TrainConfig, accumulation: int) -> 
     )
 
 
-def _prepare(model: Any, batches: Batches, held_out: Batches | None, config: TrainConfig) -> _Run:
+def _prepare(
+    model: Any, tok: Any, batches: Batches, held_out: Batches | None, config: TrainConfig
+) -> _Run:
     steps = config.steps or math.ceil(config.epochs * batches.per_epoch)
     common = {"data": batches.fingerprint(), "model": checksum(model.module), "steps": steps}
     folder = Path(config.output) / "checkpoints"
@@ -158,7 +161,18 @@ def _prepare(model: Any, batches: Batches, held_out: Batches | None, config: Tra
     if checkpoints.steps():
         step, state = checkpoints.restore(like=state)
     return _Run(
-        model, tree, runtime, config, trainer, state, batches, held_out, checkpoints, step, steps
+        model,
+        tok,
+        tree,
+        runtime,
+        config,
+        trainer,
+        state,
+        batches,
+        held_out,
+        checkpoints,
+        step,
+        steps,
     )
 
 
@@ -256,7 +270,7 @@ def _finish(run: _Run, step: int, state: TrainState) -> Result:
     if not result.finished:
         return result
     files: dict[str, Path] = {"model_path": output / "model"}
-    model.save(files["model_path"])
+    model.save(files["model_path"], tokenizer=run.tok)
     if config.lora_rank:
         files["adapter_path"] = save_adapter(
             tree,
