@@ -44,7 +44,7 @@ def dot(x: jax.Array, weight: Any, contract: int = 1) -> jax.Array:
     return dense(x, weight, contract)
 
 
-def dense(x: jax.Array, weight: jax.Array, contract: int, out_dtype: Any = None) -> jax.Array:
+def dense(x: jax.Array, weight: Any, contract: int, out_dtype: Any = None) -> jax.Array:
     """`dot` for plain arrays; products of 16-bit floats accumulate in float32."""
     out_dtype = out_dtype or x.dtype
     weight = jnp.asarray(weight, x.dtype)
@@ -59,7 +59,8 @@ def dense(x: jax.Array, weight: jax.Array, contract: int, out_dtype: Any = None)
         y = _one_row(x, weight, contract).reshape(*batch, *kept)
         return y.astype(out_dtype)
     if x.dtype == jnp.bfloat16 and platform() == "cpu" and arithmetic(x.dtype) == x.dtype:
-        return _transposing(x, weight, contract).astype(out_dtype)
+        y: Any = _transposing(x, weight, contract)
+        return y.astype(out_dtype)
     return product(x, weight, _last_axes(x, contract, len(kept))).astype(out_dtype)
 
 
