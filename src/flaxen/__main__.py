@@ -1,0 +1,7 @@
+"""`python -m flaxen`."""
+
+import sys
+
+from flaxen.cli import main
+
+sys.exit(main())
