@@ -14,6 +14,7 @@ import numpy as np
 from flaxen.convert.arrays import ArrayTensor
 from flaxen.convert.lazy import LazyTensor
 from flaxen.convert.relation import relate
+from flaxen.convert.report import Report
 from flaxen.convert.save import write_checkpoint
 from flaxen.core.errors import CheckpointError
 from flaxen.core.tree import is_param, paths
@@ -79,8 +80,8 @@ def hub_tensors(model: Model) -> dict[str, LazyTensor]:
             f"{', '.join(extra[:4])}. Merge adapters first (flaxen.tune.merge)."
         )
     out = relation.save(lazies)
-    report = model.loading
-    for target in report.doubled if report else ():
+    report = model.loading or Report()
+    for target in report.doubled:
         out[target] = out[report.tied[target]]
     return out
 

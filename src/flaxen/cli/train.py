@@ -88,14 +88,18 @@ def train(
     import flaxen
     from flaxen.train import TrainConfig, train
 
+    given: dict[str, Any] = {
+        **_lora(adapters, full),
+        **_values(learning),
+        "learning_rate": learning.learning_rate or (1e-5 if full else 2e-4),
+    }
     config = TrainConfig(
         output=output,
         packing=not no_packing,
         dtype=compute_dtype,
         resume=resume,
         progress=sys.stderr.isatty() and not json,
-        **_lora(adapters, full),
-        **_values(learning) | {"learning_rate": learning.learning_rate or (1e-5 if full else 2e-4)},
+        **given,
     )
     tok = flaxen.tokenizer(model)
     with progress_bar("Loading") as progress:
