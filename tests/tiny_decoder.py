@@ -89,7 +89,7 @@ def filled(module: Any) -> Any:
     def fill(x: Any) -> Any:
         if not isinstance(x, LowRank):
             return x
-        b = jax.random.normal(jax.random.key(x.b.size), x.b.shape) * 0.1
-        return dataclasses.replace(x, b=b)
+        b = np.random.default_rng(x.b.size).normal(size=x.b.shape) * 0.1
+        return dataclasses.replace(x, b=jax.device_put(b.astype(np.float32), x.b.sharding))
 
     return jax.tree.map(fill, module, is_leaf=lambda x: isinstance(x, LowRank))
