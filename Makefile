@@ -54,6 +54,7 @@ $(SMOLLM2): | venv
 
 bench: venv $(TORCH_STAMP)
 	$(BIN)/python bench/run.py --torch $(TORCH_VENV)/bin/python
+	$(BIN)/python bench/load.py --torch $(TORCH_VENV)/bin/python
 
 $(TORCH_STAMP):
 	@echo 'Making $(TORCH_VENV) with $(PYTHON) ...'

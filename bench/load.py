@@ -1,75 +1,85 @@
-"""Loading a large checkpoint, side by side with a plain two-thread read of its file.
+"""Loading a large checkpoint in a fresh process: flaxen, Transformers, and a plain two-thread read.
 
-    python bench/load.py [--gigabytes 2.2] [--folder DIR] [--tries 3]
+    python bench/load.py [--gigabytes 2.2] [--folder DIR] [--tries 3] [--torch PYTHON]
 
-Every measurement is the first load of a fresh process; the page cache is warm.
+Every measurement is the first load of a process whose imports are done; the page cache is warm.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import mmap
 import os
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-WAYS = ["plain read", "one device", "8 devices", "one device, float32", "own folder"]
+WAYS = {
+    "plain two-thread read": ("hub", None, None),
+    "flaxen, one device": ("hub", None, None),
+    "flaxen, 8 devices, fsdp=8": ("hub", "fsdp=8", None),
+    "flaxen, 8 devices, tp=4,fsdp=2": ("hub", "tp=4,fsdp=2", None),
+    "flaxen, one device, to float32": ("hub", None, "float32"),
+    "flaxen, own folder (views)": ("own", None, None),
+    "Transformers": ("hub", None, None),
+    "Transformers, own folder": ("own", None, None),
+}
+"""Folder, mesh and dtype of each measurement."""
+
+CONFIG = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 32000,
+    "hidden_size": 2048,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "intermediate_size": 5632,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+    "dtype": "bfloat16",
+}
 
 
-def layer(width: int, inner: int) -> dict[str, tuple[int, ...]]:
-    square = {f"self_attn.{n}_proj.weight": (width, width) for n in "qo"}
-    narrow = {f"self_attn.{n}_proj.weight": (width // 4, width) for n in "kv"}
-    wide = {f"mlp.{n}_proj.weight": (inner, width) for n in ("gate", "up")}
-    norms = {f"{n}_layernorm.weight": (width,) for n in ("input", "post_attention")}
-    return square | narrow | wide | norms | {"mlp.down_proj.weight": (width, inner)}
-
-
-def shapes(gigabytes: float) -> dict[str, tuple[int, ...]]:
-    """Shapes of a Llama of about this size in bfloat16."""
-    width, inner, vocab = 2048, 5632, 32000
-    each = sum(2 * int(np.prod(s)) for s in layer(width, inner).values())
-    count = max(1, round((gigabytes * 1e9 - 4 * vocab * width) / each))
-    names = {
-        f"model.layers.{i}.{n}": s for i in range(count) for n, s in layer(width, inner).items()
-    }
-    ends = {"model.embed_tokens.weight": (vocab, width), "lm_head.weight": (vocab, width)}
-    return ends | names | {"model.norm.weight": (width,)}
+def config(gigabytes: float) -> dict:
+    """A Llama of about this size in bfloat16."""
+    width, inner, vocab = CONFIG["hidden_size"], CONFIG["intermediate_size"], CONFIG["vocab_size"]
+    layer = 2 * width * (2.5 * width + 3 * inner)
+    layers = max(1, round((gigabytes * 1e9 - 4 * vocab * width) / layer))
+    return {**CONFIG, "num_hidden_layers": layers}
 
 
 def make(folder: Path, gigabytes: float) -> None:
-    """A hub-like file (data aligned to 8 bytes only) and a folder of our own."""
-    import ml_dtypes
-
+    """A hub-like folder (data aligned to 8 bytes only) and a folder of our own."""
     from flaxen.convert.formats.checkpoint import open_checkpoint
-    from flaxen.convert.save import write_checkpoint
+    from flaxen.pretrained import from_config
 
-    hub = folder / "hub" / "model.safetensors"
-    if not hub.is_file():
-        hub.parent.mkdir(parents=True, exist_ok=True)
-        rng, header, at = np.random.default_rng(0), {}, 0
-        for name, shape in shapes(gigabytes).items():
-            size = 2 * int(np.prod(shape))
-            header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [at, at + size]}
-            at += size
+    if (folder / "own" / "config.json").is_file():
+        return
+    from_config(config(gigabytes), dtype="bfloat16").save(folder / "own", max_shard_size="1TB")
+    hub = folder / "hub"
+    hub.mkdir(parents=True, exist_ok=True)
+    with open_checkpoint(folder / "own") as checkpoint:
+        header, at = {}, 0
+        for name, tensor in checkpoint.items():
+            end = at + tensor.nbytes
+            header[name] = {"dtype": "BF16", "shape": tensor.shape, "data_offsets": [at, end]}
+            at = end
         raw = json.dumps(header).encode()
         raw += b" " * (-len(raw) % 64 + 8)
-        with hub.with_suffix(".part").open("wb") as file:
+        with (hub / "model.safetensors").open("wb") as file:
             file.write(len(raw).to_bytes(8, "little") + raw)
-            for shape in shapes(gigabytes).values():
-                file.write(rng.standard_normal(shape, np.float32).astype(ml_dtypes.bfloat16))
-        hub.with_suffix(".part").rename(hub)
-    if not (folder / "own" / "model.safetensors").is_file():
-        with open_checkpoint(hub) as checkpoint:
-            write_checkpoint(checkpoint, folder / "own", config={}, max_shard_size="1TB")
+            for tensor in checkpoint.values():
+                file.write(np.ascontiguousarray(tensor.read()).view(np.uint8).data)
+        write_json(hub / "config.json", checkpoint.config)
+
+
+def write_json(path: Path, value: dict) -> None:
+    path.write_text(json.dumps(value, indent=2))
 
 
 def plain_read(path: Path) -> Callable[[], None]:
@@ -95,29 +105,33 @@ def plain_read(path: Path) -> Callable[[], None]:
     return job
 
 
-def load(folder: Path, devices: int, dtype: str | None) -> Callable[[], Any]:
-    """Open the folder and place all of it."""
+def load(folder: Path, mesh: str | None, dtype: str | None) -> float:
+    """Seconds of `flaxen.load`; each byte of the weights is read once."""
     import jax
+    import transformers
 
-    from flaxen.convert.formats.checkpoint import open_checkpoint
-    from flaxen.convert.place import place
+    import flaxen
 
-    mesh = jax.make_mesh((devices,), ("fsdp",))
+    transformers.CONFIG_MAPPING["llama"]
     jax.device_put(np.zeros(8)).block_until_ready()
+    start = time.perf_counter()
+    model = flaxen.load(folder, mesh=mesh, dtype=dtype)
+    jax.block_until_ready(model)
+    seconds = time.perf_counter() - start
+    weights = 2 * model.num_parameters
+    assert model.loading.bytes_read == weights, (model.loading.bytes_read, weights)
+    return seconds
 
-    def sharding(shape):
-        # Rows of square matrices and columns of the others: contiguous boxes and strided ones.
-        column = len(shape) == 2 and shape[0] != shape[1]
-        return jax.NamedSharding(mesh, jax.P(*([None] * column), "fsdp"))
 
-    def job() -> Any:
-        checkpoint = open_checkpoint(folder)
-        where = {n: sharding(t.shape) for n, t in checkpoint.items()} if devices > 1 else None
-        arrays = jax.block_until_ready(place(dict(checkpoint), where, dtype))
-        assert checkpoint.bytes_read == sum(t.nbytes for t in checkpoint.values())
-        return arrays
+def load_with_transformers(folder: Path) -> float:
+    import torch
+    from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
-    return job
+    assert LlamaForCausalLM
+    start = time.perf_counter()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    model.eval()
+    return time.perf_counter() - start
 
 
 def anonymous() -> int:
@@ -127,55 +141,70 @@ def anonymous() -> int:
 
 
 def run(way: str, folder: Path) -> dict[str, float]:
-    hub = folder / "hub"
-    job = {
-        "plain read": lambda: plain_read(hub / "model.safetensors"),
-        "one device": lambda: load(hub, 1, None),
-        "8 devices": lambda: load(hub, 8, None),
-        "one device, float32": lambda: load(hub, 1, "float32"),
-        "own folder": lambda: load(folder / "own", 1, None),
-    }[way]()
-    before, cpu, start = anonymous(), time.process_time(), time.perf_counter()
-    kept = job()
-    seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
-    memory = anonymous() - before
-    del kept
-    return {"seconds": seconds, "cpu": cpu, "anonymous": memory}
+    where, mesh, dtype = WAYS[way]
+    before = anonymous()
+    if way.startswith("plain"):
+        seconds = plain_read(folder / where / "model.safetensors")
+    elif way.startswith("flaxen"):
+        seconds = load(folder / where, mesh, dtype)
+    else:
+        seconds = load_with_transformers(folder / where)
+    return {"seconds": seconds, "anonymous": anonymous() - before}
+
+
+def measure(way: str, folder: Path, python: str) -> dict[str, float]:
+    """`run` in a fresh process."""
+    devices = 8 if WAYS[way][1] else 1
+    flags = f"--xla_force_host_platform_device_count={devices}"
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+    command = [python, __file__, "--way", way, "--folder", str(folder)]
+    output = subprocess.run(
+        command, env=environment, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    return json.loads(output.stdout.splitlines()[-1])
+
+
+def table(results: dict[str, list[dict[str, float]]], size: int) -> str:
+    median = lambda runs: float(np.median([r["seconds"] for r in runs]))
+    base = median(results["plain two-thread read"])
+    tries = len(results["plain two-thread read"])
+    lines = [
+        f"{size / 1e9:.2f} GB of bfloat16, warm page cache, medians of {tries} fresh processes.",
+        "",
+        "| way | seconds | against the plain read | anonymous memory, GB |",
+        "|---|---|---|---|",
+    ]
+    for way, runs in results.items():
+        memory = max(r["anonymous"] for r in runs) / 1e9
+        lines.append(f"| {way} | {median(runs):.2f} | {median(runs) / base:.2f} | {memory:.2f} |")
+    return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gigabytes", type=float, default=2.2)
-    default = Path(os.environ.get("XDG_CACHE_HOME", tempfile.gettempdir())) / "flaxen-bench-load"
+    default = Path(__file__).parent.parent / ".cache" / "bench" / "load"
     parser.add_argument("--folder", type=Path, default=default)
     parser.add_argument("--tries", type=int, default=3)
+    parser.add_argument("--torch", help="python of an environment with torch")
     parser.add_argument("--way", choices=WAYS)
     options = parser.parse_args()
     if options.way:
         print(json.dumps(run(options.way, options.folder)))
         return
     make(options.folder, options.gigabytes)
-    results: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
+    ways = [w for w in WAYS if options.torch or not w.startswith("Transformers")]
+    results: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
     for _ in range(options.tries):
-        for way in WAYS:
-            command = [sys.executable, __file__, "--way", way, "--folder", str(options.folder)]
-            flags = "--xla_force_host_platform_device_count=8" if way == "8 devices" else ""
-            environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
-            output = subprocess.run(command, env=environment, check=True, capture_output=True)
-            results[way].append(json.loads(output.stdout))
-    size = (options.folder / "hub" / "model.safetensors").stat().st_size
-    print(f"{size / 1e9:.2f} GB, medians of {options.tries} fresh processes; ratio to a plain read")
-    medians = {
-        way: {key: float(np.median([r[key] for r in runs])) for key in runs[0]}
-        for way, runs in results.items()
-    }
-    plain = medians["plain read"]
-    for way, got in medians.items():
-        print(
-            f"{way:22} {got['seconds']:6.2f} s {got['seconds'] / plain['seconds']:5.2f} x   "
-            f"cpu {got['cpu']:5.2f} s {got['cpu'] / plain['cpu']:5.2f} x   "
-            f"{got['anonymous'] / 1e9:5.2f} GB anonymous"
-        )
+        for way in ways:
+            python = options.torch if way.startswith("Transformers") else sys.executable
+            results[way].append(measure(way, options.folder, python))
+    text = table(results, (options.folder / "hub" / "model.safetensors").stat().st_size)
+    print(text)
+    if options.torch:
+        from results import RESULTS, write_section
+
+        write_section(RESULTS, "loading", text + "\n")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from results import RESULTS, write_section
 from shapes import CONFIG, NEW, describe, folder
 
 HERE = Path(__file__).parent
@@ -133,7 +134,6 @@ def main() -> None:
     parser.add_argument("--torch", required=True, help="python of an environment with torch")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--only", default="", help="run the rows whose title contains this")
-    parser.add_argument("--results", default=str(HERE / "RESULTS.md"))
     given = parser.parse_args()
     for dtype in ("float32", "bfloat16"):
         folder(dtype)
@@ -149,17 +149,7 @@ def main() -> None:
     text = f"{machine()}. {about}.\n\nModel: {describe(CONFIG)}\n\n{table(rows)}\n"
     print("\n" + text)
     if not given.only:
-        write_section(Path(given.results), "compute", text)
-
-
-def write_section(path: Path, name: str, text: str) -> None:
-    """Replace what stands between two marks of the results file."""
-    start, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
-    old = path.read_text() if path.exists() else ""
-    if start not in old:
-        old += f"\n{start}{end}\n"
-    before, _, rest = old.partition(start)
-    path.write_text(before + start + text + end + rest.partition(end)[2])
+        write_section(RESULTS, "compute", text)
 
 
 if __name__ == "__main__":
