@@ -70,7 +70,11 @@ def load(
     module, family, reading = abstract_module(config)
     relation = relate(module, family.names)
     lazies, report = match(relation, _renamed(checkpoint, key_mapping), _tied(module, relation))
-    report = dataclasses.replace(report, unread=list(reading.unread()))
+    report = dataclasses.replace(
+        report,
+        unread=list(reading.unread()),
+        replicated=placement.all_uncut(module) if placement else [],
+    )
     report.raise_if_bad(strict)
     scan = platform() != "cpu" if scan_layers is None else scan_layers
     module = _described(module, lazies, kind)

@@ -60,5 +60,6 @@ def test_batch_one_and_odd_lengths(mesh, tmp_path):
 def test_more_tensor_parallel_devices_than_key_heads(tmp_path):
     case = golden.case("llama")
     model = flaxen.load(golden.write_folder(case, tmp_path), mesh="tp=8")
+    assert "kv_heads=2 does not divide by tp=8" in model.loading.replicated
     logits = model(case.arrays["full_input_ids"]).logits
     assert np.abs(np.asarray(logits) - case.arrays["full_logits"]).max() < 5e-5

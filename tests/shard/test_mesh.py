@@ -83,3 +83,9 @@ def test_an_unknown_mesh_axis_is_refused():
 def test_users_may_name_their_own_mesh_axes():
     placement = Placement(make_mesh("model=4"), Plan({"heads": "model"}, {"heads": "model"}))
     assert placement.weight_spec({"heads": 8, "embed": 64}) == P("model", None)
+
+
+def test_what_stays_whole_is_told_once_for_all_weights():
+    placement = Placement(make_mesh("tp=4"), plan_named("auto"))
+    weights = [param(kv_heads=2, embed=64), param(kv_heads=2, embed=64), param(heads=8)]
+    assert placement.all_uncut(weights) == ["kv_heads=2 does not divide by tp=4"]

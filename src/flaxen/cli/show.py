@@ -29,6 +29,7 @@ def show(
     abstract = loaded.module
     placement = planned(loading.mesh, loading.plan)
     tree = parts(abstract, placement)
+    uncut = placement.all_uncut(abstract) if placement else []
     kinds = {
         kind: attention_choices(
             abstract,
@@ -41,9 +42,10 @@ def show(
         for kind, queries in (("prefill", length), ("decode", 1))
     }
     if json:
-        print_json({**totals(tree), "attention": kinds, "parts": tree.as_dict()})
+        whole = {"replicated": uncut} if placement else {}
+        print_json({**totals(tree), **whole, "attention": kinds, "parts": tree.as_dict()})
     else:
-        _print(tree, kinds, placement)
+        _print(tree, kinds, placement, uncut)
 
 
 def planned(mesh: str | None, plan: str | None) -> Placement | None:
@@ -74,7 +76,7 @@ def _dtype(abstract: Any) -> str:
     return sizes.most_common(1)[0][0]
 
 
-def _print(tree: Any, kinds: dict[str, Any], placement: Placement | None) -> None:
+def _print(tree: Any, kinds: dict[str, Any], placement: Placement | None, uncut: list[str]) -> None:
     from flaxen.show import human_bytes, human_number, parts_tree, table
 
     print_out(parts_tree(tree))
@@ -82,7 +84,7 @@ def _print(tree: Any, kinds: dict[str, Any], placement: Placement | None) -> Non
     if placement is not None:
         devices = math.prod(placement.mesh.shape.values())
         line += f"; {human_bytes(tree.device_bytes)} on each of {devices} devices"
-    print_out(line, "\n")
+    print_out("\n".join([line, *(f"replicated: {note}" for note in uncut)]), "\n")
     rows = [
         (kind, each["layers"], _mask(each["call"]), name, reason)
         for kind, choices in kinds.items()

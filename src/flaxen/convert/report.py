@@ -24,7 +24,8 @@ class Report:
 
     `tied` maps a tensor that is not kept to the one used in its place; `doubled` lists those that
     the file holds all the same, and saving writes again; `untied` holds such pairs that the config
-    declares equal although the file differs; `unread` are config keys nobody read.
+    declares equal although the file differs; `unread` are config keys nobody read;
+    `replicated` says which axes a plan would cut but leaves whole, since they do not divide.
     """
 
     missing: list[str] = dataclasses.field(default_factory=list)
@@ -34,6 +35,7 @@ class Report:
     doubled: list[str] = dataclasses.field(default_factory=list)
     untied: list[tuple[str, str]] = dataclasses.field(default_factory=list)
     unread: list[str] = dataclasses.field(default_factory=list)
+    replicated: list[str] = dataclasses.field(default_factory=list)
     bytes_read: int = 0
     seconds: float = 0.0
 
@@ -58,6 +60,7 @@ class Report:
         line = f"{self.bytes_read / 1e9:.2f} GB in {self.seconds:.2f} s ({rate:.1f} GB/s)"
         rows = [*self._rows(), *(("tied", name, f"is {to}") for name, to in self.tied.items())]
         rows += [("unread", key, "config key") for key in self.unread]
+        rows += [("replicated", note, "") for note in self.replicated]
         return "\n".join([line, _table(rows)] if rows else [line])
 
     def _rows(self) -> Iterator[tuple[str, str, str]]:

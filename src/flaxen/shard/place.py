@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from flaxen.core.errors import PlanError, did_you_mean
-from flaxen.core.tree import Param
+from flaxen.core.tree import Param, is_param, paths
 from flaxen.shard.mesh import MESH_AXES
 from flaxen.shard.plan import Plan, Rules
 
@@ -70,6 +71,11 @@ class Placement:
             if size % ways:
                 notes.append(f"{axis}={size} does not divide by {'*'.join(rules[axis])}={ways}")
         return notes
+
+    def all_uncut(self, abstract: Any) -> list[str]:
+        """`uncut` of every weight of an abstract model, each note once."""
+        notes = (self.uncut(param.axes) for param in paths(abstract, is_param).values())
+        return list(dict.fromkeys(note for each in notes for note in each))
 
     def _spec(self, rules: Rules, axes: list[tuple[str, int]]) -> PartitionSpec:
         """First come, first served: a mesh axis is used once per array; what does not divide stays
