@@ -36,7 +36,7 @@ $(STAMP): pyproject.toml
 	@touch $@
 
 test: lint
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: venv
 	$(BIN)/ruff check

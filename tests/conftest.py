@@ -1,13 +1,39 @@
-"""Eight virtual CPU devices for every test, set before jax is imported."""
+"""Eight virtual CPU devices for every test, and compiling that is quick rather than thorough."""
 
 from __future__ import annotations
 
 import os
 
+import pytest
+
+XLA_FLAGS = [
+    "--xla_force_host_platform_device_count=8",
+    # Tiny programs, run once or twice: most of the time of a test is compiling.
+    "--xla_backend_optimization_level=0",
+    "--xla_llvm_disable_expensive_passes=true",
+    "--xla_cpu_use_fusion_emitters=false",
+    "--xla_cpu_prefer_vector_width=128",
+]
+
+# Set before jax is imported.
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+os.environ["XLA_FLAGS"] = " ".join(XLA_FLAGS)
 # With fewer threads than devices, collectives can wait for each other for ever.
 os.environ["NPROC"] = "32"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_VERBOSITY"] = "error"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _compile_once(tmp_path_factory):
+    """A program that is built again, by a process of its own too, is not compiled again.
+
+    One folder for each worker: jax's writes to it are not safe against another's reads.
+    """
+    import jax
+
+    folder = str(tmp_path_factory.mktemp("compiled"))
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
+    jax.config.update("jax_compilation_cache_dir", folder)

@@ -89,6 +89,25 @@ def weight(
     return (np.float32(base) + np.float32(scale) * unit).reshape(shape).astype(dtype)
 
 
+def logits_loss_and_gradients(case: Case, model: Any) -> tuple[np.ndarray, np.ndarray, Any]:
+    """What a model makes of the padded ids at given positions, by one compiled program."""
+    import jax
+
+    x = case.arrays
+
+    @jax.jit
+    def run(model: Any) -> Any:
+        def loss(model: Any) -> Any:
+            ids, mask, labels = x["input_ids"], x["attention_mask"], x["labels"]
+            out = model(ids, mask, x["position_ids"], labels=labels)
+            return out.loss, out.logits
+
+        return jax.value_and_grad(loss, has_aux=True)(model)
+
+    (loss, logits), grads = run(model)
+    return np.asarray(logits), np.asarray(loss), grads
+
+
 def write_folder(
     case: Case, path: Path | str, *, legacy: bool = False, sparse: bool = False, shards: int = 1
 ) -> Path:

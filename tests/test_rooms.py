@@ -40,8 +40,10 @@ HEAVY = {"transformers", "tokenizers", "huggingface_hub", "gguf", "optax", "matp
 
 
 def room_of(module: str) -> str:
-    """flaxen.layers.rope -> layers; flaxen.model -> front door."""
+    """flaxen.layers.rope -> layers; flaxen.model -> front door; flaxen.__main__ -> cli."""
     name = module.split(".")[1]
+    if name == "__main__":
+        return "cli"
     return FRONT_DOOR if name in ("model", "pretrained", "export") else name
 
 

@@ -95,14 +95,14 @@ def test_equals_float64(name, case):
 
 @pytest.mark.parametrize("name", able(call()))
 def test_gradients_equal_vanilla_in_float32(name):
-    c, where = call(T=133), scene(133, jnp.arange(133)[None] > 2)
-    q, k, v = arrays(2, 2, 133, 4, 2, 8)
+    c, where = call(T=131), scene(131, jnp.arange(131)[None] > 2)  # more than one block
+    q, k, v = arrays(2, 2, 131, 4, 2, 8)
     w = np.random.default_rng(3).standard_normal(q.shape).astype(np.float32)
 
-    def loss(name):
-        return lambda args: (MECHANISMS[name].attend(*args, c, where) * w).sum()
+    def gradient(name):
+        return jax.jit(jax.grad(lambda args: (MECHANISMS[name].attend(*args, c, where) * w).sum()))
 
-    got, want = jax.grad(loss(name))((q, k, v)), jax.grad(loss("vanilla"))((q, k, v))
+    got, want = gradient(name)((q, k, v)), gradient("vanilla")((q, k, v))
     for a, b in zip(got, want, strict=True):
         np.testing.assert_allclose(a, b, atol=3e-5)
 
@@ -125,10 +125,11 @@ def test_key_heads_are_repeated_not_tiled(name):
 def test_a_row_that_sees_nothing_is_zero_with_finite_gradients(name):
     q, k, v = arrays(5, 2, 5, 4, 2, 8)
     where = scene(5, jnp.array([[0] * 5, [1] * 5], bool))
-    f = lambda args: MECHANISMS[name].attend(*args, call(T=5), where)
-    np.testing.assert_array_equal(f((q * 100, k, v))[0], 0)
-    grads = jax.grad(lambda args: f(args).sum())((q * 100, k, v))
-    assert all(np.isfinite(g).all() for g in grads)
+    out, pull = jax.vjp(
+        jax.jit(lambda *args: MECHANISMS[name].attend(*args, call(T=5), where)), q * 100, k, v
+    )
+    np.testing.assert_array_equal(out[0], 0)
+    assert all(np.isfinite(g).all() for g in pull(jnp.ones_like(out)))
 
 
 @pytest.mark.parametrize("garbage", [1e4, np.nan, np.inf])
@@ -136,9 +137,10 @@ def test_a_row_that_sees_nothing_is_zero_with_finite_gradients(name):
 def test_keys_that_nobody_sees_do_not_leak(name, garbage):
     q, k, v = arrays(6, 1, 6, 4, 2, 8)
     where = scene(6, jnp.array([[0, 0, 1, 1, 1, 1]], bool))
-    clean = MECHANISMS[name].attend(q, k, v, call(), where)
+    attend = jax.jit(lambda *args: MECHANISMS[name].attend(*args, call(), where))
+    clean = np.asarray(attend(q, k, v))
     k[:, :2], v[:, :2] = garbage, garbage
-    np.testing.assert_array_equal(clean, MECHANISMS[name].attend(q, k, v, call(), where))
+    np.testing.assert_array_equal(clean, attend(q, k, v))
 
 
 @pytest.mark.parametrize("name", able(call()))

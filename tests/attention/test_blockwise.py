@@ -56,11 +56,13 @@ def segments(length):
     return owner[:, :, None] == owner[:, None, :]
 
 
-def run(q, k, v, grad, dtype=jnp.float32, **how):
-    out, pull = jax.vjp(
-        lambda *a: triangular(*a, **how), *(jnp.asarray(a, dtype) for a in (q, k, v))
-    )
-    return out, *pull(jnp.asarray(grad, dtype))
+def run(q, k, v, grad, **how):
+    @jax.jit
+    def both(grad, *args):
+        out, pull = jax.vjp(lambda *a: triangular(*a, **how), *args)
+        return out, *pull(grad)
+
+    return both(*(jnp.asarray(a, jnp.float32) for a in (grad, q, k, v)))
 
 
 CASES = [
