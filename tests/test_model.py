@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import golden
 import jax
 import jax.numpy as jnp
@@ -9,7 +11,7 @@ import numpy as np
 import pytest
 
 import flaxen
-from flaxen.core.errors import CacheError, CheckpointError, ConfigError, InputError
+from flaxen.core.errors import CacheError, CheckpointError, ConfigError, FlaxenError, InputError
 from flaxen.core.tree import Param
 from flaxen.layers.norm import OffsetRMSNorm, RMSNorm
 
@@ -152,6 +154,48 @@ def test_overflow_in_compiled_code_is_nan_never_a_shift(model):
     assert np.isnan(step(model, full)).all()
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"labels": IDS},
+        {"position_ids": IDS},
+        {"segment_ids": IDS},
+        {"output_hidden_states": True},
+    ],
+)
+def test_what_a_cache_cannot_take_is_refused_not_dropped(model, more):
+    with pytest.raises(InputError, match=f"{next(iter(more))} cannot be used"):
+        model(IDS, past_key_values=model.init_cache(1, 8), **more)
+
+
+def test_a_cache_that_does_not_fit_is_refused(model):
+    with pytest.raises(CacheError, match="2 rows and the input 1"):
+        model(IDS, past_key_values=model.init_cache(2, 8))
+    with pytest.raises(CacheError, match="tuple is no cache"):
+        model(IDS, past_key_values=())
+    other = model.replace(module=dataclasses.replace(model.module, layers=model.module.layers[:1]))
+    with pytest.raises(CacheError, match="another shape"):
+        model(IDS, past_key_values=other.init_cache(1, 8))
+    with pytest.raises(CacheError, match="0 slots"):
+        model.init_cache(1, 0)
+
+
+@pytest.mark.parametrize("label", [-1, 10**6])
+def test_labels_outside_the_vocabulary_are_refused(model, label):
+    with pytest.raises(InputError, match=f"labels hold {label}"):
+        model(IDS, labels=np.full_like(IDS, label))
+
+
+def test_positions_are_whole_numbers(model):
+    with pytest.raises(InputError, match="position_ids is float64"):
+        model(IDS, position_ids=IDS * 0.5)
+
+
+def test_an_abstract_model_cannot_run(folder):
+    with pytest.raises(InputError, match="abstract"):
+        flaxen.load(folder, abstract=True)(IDS)
+
+
 def test_key_heads_are_stored_once(model):
     assert model.init_cache(3, 20).layers[0].k.shape == (3, 2, 20, 16)
 
@@ -166,6 +210,21 @@ def test_remat_changes_no_number(folder, model):
 def test_an_unknown_dtype_offers_the_nearest(folder):
     with pytest.raises(ConfigError, match="Did you mean 'bfloat16'"):
         flaxen.load(folder, dtype="bfloat61")
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"dtype": object()}, "Unknown dtype"),
+        ({"attention": "vanila"}, "Did you mean 'vanilla'"),
+        ({"mesh": 7}, "7 is no mesh"),
+        ({"key_mapping": {"(": "x"}}, r"key_mapping: '\('"),
+        ({"key_mapping": {"model": r"\9"}}, "key_mapping: 'model'"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused_while_loading(folder, options, words):
+    with pytest.raises(FlaxenError, match=words):
+        flaxen.load(folder, abstract=True, **options)
 
 
 def test_key_mapping_renames_keys_first(folder, tmp_path, model):

@@ -12,9 +12,10 @@ import jax
 import numpy as np
 
 from flaxen.convert.report import Report
-from flaxen.core.errors import InputError
-from flaxen.core.tree import is_param, module, paths, static
+from flaxen.core.errors import CacheError, InputError
+from flaxen.core.tree import Param, is_param, module, paths, static
 from flaxen.layers.context import PLAIN, Runtime
+from flaxen.layers.cross_entropy import IGNORED
 from flaxen.models.outputs import CausalOutput
 
 
@@ -107,30 +108,64 @@ class Model:
             InputError: for shapes that do not fit together or ids outside the vocabulary.
             CacheError: for more tokens than the cache has room for.
         """
-        from flaxen.cache import room_for
+        from flaxen.cache import fits, room_for
         from flaxen.models import causal
 
         ids = self._ids(input_ids)
         fit = functools.partial(self._fit, ids.shape)
         if past_key_values is not None:
+            self._only_new_tokens(
+                position_ids=position_ids,
+                segment_ids=segment_ids,
+                labels=labels,
+                output_hidden_states=output_hidden_states or None,
+            )
+            fits(past_key_values, self._empty_cache(len(ids), 1))
             room_for(past_key_values, ids.shape[1])
             valid = fit("attention_mask", attention_mask, tail=True)
             valid = np.ones(ids.shape, bool) if valid is None else valid.astype(bool)
             return causal.forward_cached(
                 self.module, ids, past_key_values, valid, runtime=self.runtime
             )
+        labels = fit("labels", labels)
+        self._check_labels(labels)
         return causal.forward(
             self.module,
             ids,
             fit("attention_mask", attention_mask),
             fit("position_ids", position_ids),
             fit("segment_ids", segment_ids),
-            fit("labels", labels),
+            labels,
             runtime=self.runtime,
             hidden_states=output_hidden_states,
         )
 
+    @staticmethod
+    def _only_new_tokens(**given: Any) -> None:
+        extra = [name for name, value in given.items() if value is not None]
+        if extra:
+            raise InputError(
+                f"{', '.join(extra)} cannot be used together with past_key_values: the cache knows "
+                "the positions, and gives logits only. Leave them out, or call without a cache."
+            )
+
+    def _empty_cache(self, batch_size: int, max_length: int) -> Any:
+        """The shapes of a cache, which cost nothing."""
+        return jax.eval_shape(lambda: self.module.init_cache(batch_size, max_length))
+
+    def _check_labels(self, labels: Any) -> None:
+        vocab = self.module.embed_tokens.weight.shape[0]
+        if isinstance(labels, np.ndarray):
+            bad = labels[(labels != IGNORED) & ((labels < 0) | (labels >= vocab))]
+            if bad.size:
+                raise InputError(
+                    f"labels hold {bad[0]}; expected token ids from 0 to {vocab - 1}, or {IGNORED} "
+                    "for what is not to be predicted."
+                )
+
     def _ids(self, input_ids: Any) -> Any:
+        if isinstance(self.module.embed_tokens.weight, Param):
+            raise InputError("This model is abstract: load it without abstract=True to run it.")
         ids = input_ids if isinstance(input_ids, jax.Array) else np.asarray(input_ids)
         if ids.ndim != 2 or not np.issubdtype(ids.dtype, np.integer) or ids.size == 0:
             raise InputError(
@@ -151,6 +186,8 @@ class Model:
         if x is None:
             return None
         x = x if isinstance(x, jax.Array) else np.asarray(x)
+        if name != "attention_mask" and not np.issubdtype(x.dtype, np.integer):
+            raise InputError(f"{name} is {x.dtype}; expected whole numbers.")
         if tail and x.ndim == 2 and x.shape[1] > shape[1]:
             x = x[:, -shape[1] :]
         if x.shape != shape:
@@ -159,6 +196,11 @@ class Model:
 
     def init_cache(self, batch_size: int, max_length: int, dtype: Any = None) -> Any:
         """An empty key-value cache for `past_key_values`, with `max_length` slots a row."""
+        if batch_size < 1 or max_length < 1:
+            raise CacheError(
+                f"A cache of {batch_size} rows and {max_length} slots holds nothing; expected at "
+                "least one of each."
+            )
         return self.module.init_cache(batch_size, max_length, dtype, self.runtime)
 
     def generate(self, input_ids: Any, attention_mask: Any = None, **settings: Any) -> Any:

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from flaxen.attention import known
 from flaxen.convert.arrays import ArrayTensor
 from flaxen.convert.formats.checkpoint import Checkpoint, open_checkpoint
 from flaxen.convert.lazy import LazyTensor, is_float, stack
@@ -65,6 +66,7 @@ def load(
     """
     start, kind = time.perf_counter(), float_dtype(dtype)
     placement = _placement(mesh, plan)
+    runtime = Runtime(attention=known(attention), remat=remat, placement=placement)
     checkpoint = open_checkpoint(path)
     config = hf_config(checkpoint.config)
     module, family, reading = abstract_module(config)
@@ -78,7 +80,6 @@ def load(
     report.raise_if_bad(strict)
     scan = platform() != "cpu" if scan_layers is None else scan_layers
     module = _described(module, lazies, kind)
-    runtime = Runtime(attention=attention, remat=remat, placement=placement)
     if abstract:
         module = _folded(module, stack_params) if scan else module
     else:
@@ -98,7 +99,10 @@ def float_dtype(dtype: Any) -> np.dtype | None:
     """The dtype that a name asks for; None (or "auto") means as stored."""
     if dtype is None or (isinstance(dtype, str) and dtype == "auto"):
         return None
-    name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
+    try:
+        name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
+    except TypeError:
+        name = str(dtype)
     if name not in DTYPES:
         raise ConfigError(f"Unknown dtype {name!r}.{did_you_mean(name, DTYPES)}")
     if name == "float64" and not jax.config.read("jax_enable_x64"):
@@ -121,7 +125,13 @@ def _renamed(
     for key in checkpoint:
         name = key
         for pattern, replacement in key_mapping.items():
-            name = re.sub(pattern, replacement, name)
+            try:
+                name = re.sub(pattern, replacement, name)
+            except re.error as error:
+                raise CheckpointError(
+                    f"key_mapping: {pattern!r} -> {replacement!r} is no regular expression and "
+                    f"replacement ({error})."
+                ) from error
         if name in out:
             raise CheckpointError(
                 f"key_mapping gives two tensors the name {name!r}; one is {key!r}."
@@ -247,7 +257,7 @@ def from_config(
     raw["dtype"] = (kind or np.dtype(np.float32)).name
     origin = Origin(
         config_json=json.dumps(raw, sort_keys=True, default=str),
-        runtime=Runtime(attention=attention, remat=remat, placement=placement),
+        runtime=Runtime(attention=known(attention), remat=remat, placement=placement),
         loading=Report(unread=list(reading.unread())),
     )
     return Model(module=module, origin=origin)

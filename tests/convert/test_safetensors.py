@@ -98,6 +98,10 @@ BAD_HEADERS = {
     "no offsets": ({"a": {"dtype": "F32", "shape": [2]}}, 8, "malformed"),
     "unknown dtype": ({"a": entry("Q7", [2], 0, 8)}, 8, "unknown dtype 'Q7'"),
     "packed dtype": ({"a": entry("F4", [2], 0, 1)}, 1, "packs several values"),
+    "dtype is a list": ({"a": entry(["F32"], [2], 0, 8)}, 8, "malformed"),
+    "metadata is a list": ({"__metadata__": [1]} | GOOD, 12, "__metadata__ is"),
+    "nested too deep": (b"[" * 100_000, 0, "no JSON"),
+    "a number of too many digits": (b'{"a": ' + b"9" * 5000 + b"}", 0, "no JSON"),
     "a key twice": (b'{"a": {"dtype": "I8"}, "a": {"dtype": "I8"}}', 0, "'a' stands twice"),
 }
 
@@ -187,5 +191,13 @@ def test_config_files_stand_beside_the_tensors(tmp_path):
     assert checkpoint.config == {"model_type": "llama"}
     assert checkpoint.generation_config is None and checkpoint.folder == tmp_path
     (tmp_path / "config.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"config\.json is no valid JSON"):
+        open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("text", ['{"a":' * 20_000, '{"a": ' + "9" * 5000 + "}"])
+def test_json_that_cannot_be_read_is_refused_by_name(tmp_path, text):
+    save_file({"a": np.ones(3, np.float32)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(text)
     with pytest.raises(CheckpointError, match=r"config\.json is no valid JSON"):
         open_checkpoint(tmp_path)

@@ -88,10 +88,30 @@ def test_a_size_is_a_number_or_has_a_unit(tmp_path, size):
     assert len(list(tmp_path.glob("*.safetensors"))) == 2
 
 
-def test_a_size_that_is_none_is_refused(tmp_path):
-    with pytest.raises(CheckpointError, match="'5 parsecs' is no size"):
-        write_checkpoint(lazy(arrays()), tmp_path / "out", max_shard_size="5 parsecs")
+@pytest.mark.parametrize("size", ["5 parsecs", 0, -1, None])
+def test_a_size_that_is_none_is_refused(tmp_path, size):
+    with pytest.raises(CheckpointError, match=f"{size}'? is no size"):
+        write_checkpoint(lazy(arrays()), tmp_path / "out", max_shard_size=size)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match=r"file/out cannot be written"):
+        write_checkpoint(lazy(arrays()), tmp_path / "file" / "out")
+
+
+def test_a_disk_that_is_full_leaves_the_old_checkpoint(tmp_path, monkeypatch):
+    write_checkpoint(lazy(arrays()), tmp_path / "out")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("flaxen.convert.save._write", full)
+    with pytest.raises(CheckpointError, match="out cannot be written.*No space left.*unchanged"):
+        write_checkpoint(lazy(arrays(1)), tmp_path / "out")
+    assert contents(tmp_path / "out") == raw(arrays())
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
 @pytest.mark.parametrize(("before", "after"), [(np.float32, BF16), (BF16, np.float32)])

@@ -135,3 +135,48 @@ def test_an_unknown_activation_is_named():
 def test_keys_that_no_config_class_declares_are_only_reported():
     config = hf_config({"model_type": "llama", **TINY, "is_llama_config": True})
     assert abstract_module(config)[2].unread() == {"is_llama_config": True}
+
+
+def test_a_window_that_no_layer_uses_is_no_problem():
+    module = build("gemma3_text", sliding_window=4, layer_types=["full_attention"] * 3)
+    assert windows(module) == [None] * 3
+
+
+def test_gemma3_does_not_cap_attention_scores():
+    """Its config class declares the key, and Transformers does not use it."""
+    module = build("gemma3_text", attn_logit_softcapping=2.0, final_logit_softcapping=3.0)
+    assert module.layers[0].self_attn.softcap is None
+    assert module.logit_softcap == 3.0
+
+
+def test_quantised_weights_are_refused():
+    with pytest.raises(ConfigError, match="quantization_config"):
+        build(quantization_config={"quant_method": "fp8"})
+
+
+def test_a_rotation_of_part_of_the_head_is_refused():
+    with pytest.raises(ConfigError, match="turns 4 of 8 channels"):
+        build(rope_parameters={"rope_theta": 1e4, "partial_rotary_factor": 0.5})
+
+
+def test_nan_in_a_config_is_refused():
+    with pytest.raises(ConfigError, match="NaN for rms_norm_eps"):
+        build(rms_norm_eps=float("nan"))
+
+
+@pytest.mark.parametrize(
+    "rope, words",
+    [
+        ({"rope_theta": 0}, "rope_theta=0"),
+        ({"rope_theta": -1.0}, "rope_theta=-1.0"),
+        ({"rope_theta": float("nan")}, "rope_theta=nan"),
+        ({"rope_theta": "1e4"}, "rope_theta='1e4'"),
+        ({"rope_theta": 1e4, "rope_type": "linear", "factor": 0.0}, "factor=0.0"),
+        ({"rope_theta": 1e4, "rope_type": 5}, "Unknown rope_type 5"),
+        ({"full_attention": {"rope_theta": 1e6}}, "full_attention="),
+        ([1], "expected an object"),
+    ],
+)
+def test_rope_settings_that_make_no_sense_are_refused(rope, words):
+    with pytest.raises(ConfigError, match=words):
+        build(rope_parameters=rope)

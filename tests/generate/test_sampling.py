@@ -107,3 +107,11 @@ def test_one_program_serves_all_settings():
     for settings in ({"temperature": 0.3}, {"top_k": 3, "seed": 5}, {"eos_token_id": [1, 2]}):
         _choose(logits, seen, 0, sampling(**settings))
     assert _choose._cache_size() == before
+
+
+@pytest.mark.parametrize("temperature", [1e-6, 1e-40, 1e-60])
+def test_the_coldest_temperatures_are_greedy(temperature):
+    """Float32 rounds the last two to 0, by which nothing may be divided."""
+    logits, seen = jnp.array([[0.0, 2.0, 1.0, -jnp.inf]]), jnp.zeros((1, 4), bool)
+    s = sampling(temperature=temperature, top_k=3, min_p=0.1)
+    assert _choose(logits, seen, jnp.int32(0), s).tolist() == [1]

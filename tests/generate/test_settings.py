@@ -99,6 +99,7 @@ def test_strange_values_in_files_are_passed_over():
     [
         ("max_new_tokens", 0),
         ("max_new_tokens", -1),
+        ("max_new_tokens", 2**31),
         ("max_new_tokens", 2.5),
         ("max_new_tokens", True),
         ("max_new_tokens", "8"),

@@ -4,7 +4,7 @@ was chosen.
 
 from flaxen.attention import blockwise, sdpa, vanilla  # noqa: F401  (each registers itself)
 from flaxen.attention.call import Call, Mask, Scene, visible
-from flaxen.attention.choose import MECHANISMS, Mechanism, choose, explain, register
+from flaxen.attention.choose import MECHANISMS, Mechanism, choose, explain, known, register
 
 __all__ = [
     "MECHANISMS",
@@ -14,6 +14,7 @@ __all__ = [
     "Scene",
     "choose",
     "explain",
+    "known",
     "register",
     "visible",
 ]

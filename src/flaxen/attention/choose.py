@@ -56,6 +56,15 @@ def choose(call: Call, wanted: str = "auto") -> Mechanism:
     return mechanism
 
 
+def known(wanted: str) -> str:
+    """The name itself.
+
+    Raises:
+        ConfigError: when it is neither "auto" nor a mechanism's.
+    """
+    return wanted if wanted == "auto" else MECHANISMS[wanted].name
+
+
 def explain(call: Call, wanted: str = "auto") -> list[tuple[str, str]]:
     """(mechanism, what speaks for or against it) for a call, the chosen one first."""
     chosen = choose(call, wanted)

@@ -72,6 +72,31 @@ class Cache:
         )
 
 
+def fits(cache: Any, wanted: Cache) -> None:
+    """Check that a cache has the rows and the shapes of `wanted`, whatever its length.
+
+    Raises:
+        CacheError: for another number of rows, another model's cache, or something else.
+    """
+    if not isinstance(cache, Cache):
+        raise CacheError(
+            f"{type(cache).__name__} is no cache; expected what init_cache or a call gave back."
+        )
+    rows, expected = cache.keep.shape[0], wanted.keep.shape[0]
+    if rows != expected:
+        raise CacheError(
+            f"The cache has {rows} rows and the input {expected}; a conversation goes on with the "
+            "same rows."
+        )
+
+    def shapes(c: Cache) -> Any:
+        found = [(*x.shape[:-2], x.shape[-1]) for x in jax.tree.leaves(c.layers)]
+        return jax.tree.structure(c.layers), found
+
+    if shapes(cache) != shapes(wanted):
+        raise CacheError("The cache was made by a model of another shape; start without one.")
+
+
 def room_for(cache: Cache, tokens: int) -> None:
     """Check, outside of compiled code, that `tokens` more fit.
 

@@ -165,12 +165,13 @@ def _index(tensors: Mapping[str, LazyTensor], shards: dict[str, list[str]]) -> d
 
 
 def _bytes(size: int | str) -> int:
-    if isinstance(size, int):
-        return size
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]I?|)B?\s*", size.upper())
-    if match is None:
-        raise CheckpointError(f"{size!r} is no size; write an integer, or '5GB', '500MB', '2GiB'.")
-    return int(float(match[1]) * (_UNITS | _BINARY_UNITS)[match[2]])
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]I?|)B?\s*", str(size).upper())
+    nbytes = int(float(match[1]) * (_UNITS | _BINARY_UNITS)[match[2]]) if match else 0
+    if nbytes < 1:
+        raise CheckpointError(
+            f"{size!r} is no size; write an integer above 0, or '5GB', '500MB', '2GiB'."
+        )
+    return nbytes
 
 
 def _alignment(nbytes: int) -> int:

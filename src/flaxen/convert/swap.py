@@ -21,20 +21,25 @@ def replacing(folder: Path, ours: Callable[[str], bool]) -> Iterator[Path]:
     both folders have them). Write new files by replacing names: contents are shared.
 
     Raises:
-        CheckpointError: `folder` is a file.
+        CheckpointError: `folder` is a file, or it cannot be written.
     """
     folder = folder.expanduser().resolve()
     if folder.exists() and not folder.is_dir():
         raise CheckpointError(f"{folder} is a file; a checkpoint is written to a folder.")
-    folder.parent.mkdir(parents=True, exist_ok=True)
     fresh = folder.parent / f".{folder.name}.{secrets.token_hex(4)}"
     try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
         if folder.is_dir():
             _keep(folder, fresh, ours)
         else:
             fresh.mkdir()
         yield fresh
         _take_place(fresh, folder)
+    except OSError as error:
+        raise CheckpointError(
+            f"{folder} cannot be written ({error}); what was there is unchanged. Make room, or "
+            "choose another folder."
+        ) from error
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
 

@@ -31,7 +31,8 @@ class Registry(Mapping[str, T], Generic[T]):
 
     def __getitem__(self, name: str) -> T:
         if name not in self._entries:
-            raise ConfigError(f"Unknown {self.kind} {name!r}.{did_you_mean(name, self._entries)}")
+            near = did_you_mean(str(name), self._entries)
+            raise ConfigError(f"Unknown {self.kind} {name!r}.{near}")
         return self._entries[name]
 
     def __iter__(self) -> Iterator[str]:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from flaxen.attention import Mask
+from flaxen.core.errors import ConfigError
 from flaxen.layers.attention import Attention, attention
 from flaxen.layers.block import Block
 from flaxen.layers.linear import embedding, linear
@@ -42,14 +43,20 @@ def head_rms(c: Any) -> RMSNorm:
 
 
 def rotary(c: Any, parameters: Any = None) -> Rope:
-    return rope(parameters or c.rope_parameters, head_dim(c), c.max_position_embeddings)
+    made = rope(parameters or c.rope_parameters, head_dim(c), c.max_position_embeddings)
+    if made.dim != head_dim(c):
+        raise ConfigError(
+            f"partial_rotary_factor turns {made.dim} of {head_dim(c)} channels; this family turns "
+            "all of them, so its numbers would be wrong. Remove the key if that is meant."
+        )
+    return made
 
 
 def layer_mask(c: Any, i: int) -> Mask:
     """Sliding where the config's layer types say so."""
-    types = c.get("layer_types")
+    types, window = c.get("layer_types"), c.get("sliding_window")
     sliding = types is not None and types[i] == "sliding_attention"
-    return Mask(window=(c.sliding_window or None) if sliding else None)
+    return Mask(window=window or None if sliding else None)
 
 
 def self_attn(c: Any, i: int, **slots: Any) -> Attention:

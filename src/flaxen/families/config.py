@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -23,6 +24,7 @@ def hf_config(raw: Mapping[str, Any]) -> Any:
     if not isinstance(model_type, str):
         raise ConfigError(f"config.json has no model_type; found the keys {sorted(raw)[:8]}.")
     find(model_type)
+    check_numbers(raw)
     check_rope(raw)
     fields = {k: v for k, v in raw.items() if k != "model_type"}
     try:
@@ -36,12 +38,29 @@ def hf_config(raw: Mapping[str, Any]) -> Any:
         ) from error
 
 
+def check_numbers(raw: Mapping[str, Any]) -> None:
+    """NaN in a config would make every result NaN.
+
+    Raises:
+        ConfigError: naming the keys.
+    """
+    bad = [key for key, value in raw.items() if isinstance(value, float) and math.isnan(value)]
+    if bad:
+        raise ConfigError(f"config.json says NaN for {', '.join(bad)}; expected numbers.")
+
+
 def check_rope(raw: Mapping[str, Any]) -> None:
     """Both spellings of RoPE settings may stand in a file, if they agree.
 
     Raises:
         ConfigError: naming the key and both values.
     """
+    for name in ("rope_parameters", "rope_scaling"):
+        if not isinstance(raw.get(name) or {}, Mapping):
+            raise ConfigError(
+                f"config.json says {name}={raw[name]!r}; expected an object such as "
+                '{"rope_type": "linear", "factor": 2.0}.'
+            )
     new = raw.get("rope_parameters")
     old = dict(raw.get("rope_scaling") or {})
     if not new:

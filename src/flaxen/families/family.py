@@ -122,8 +122,8 @@ class Reading:
         }
 
     def unread_known(self) -> dict[str, Any]:
-        """Those unread keys that the config class itself declares: ignoring one would give wrong
-        numbers.
+        """Those unread keys that have a meaning for every model, or that the config class itself
+        declares: ignoring one would give wrong numbers.
         """
-        declared = type(self._config)().to_dict()
-        return {key: value for key, value in self.unread().items() if key in declared}
+        known = {*type(self._config)().to_dict(), "quantization_config"}
+        return {key: value for key, value in self.unread().items() if key in known}

@@ -24,11 +24,12 @@ def head_norm(c: Any) -> OffsetRMSNorm:
 
 
 def attn(c: Any, i: int) -> Attention:
+    # Declared for Gemma 2's sake; Transformers runs Gemma 3 without it.
+    c.get("attn_logit_softcapping")
     return self_attn(
         c,
         i,
         scale=c.query_pre_attn_scalar**-0.5,
-        softcap=c.attn_logit_softcapping,
         q_norm=head_norm(c),
         k_norm=head_norm(c),
         rope=rotary(c, c.rope_parameters[c.layer_types[i]]),

@@ -68,7 +68,9 @@ def warped(x: jax.Array, s: Sampling) -> jax.Array:
 
     In this order: temperature, top-k, top-p, min-p.
     """
-    x = x.astype(jnp.float32) / s.temperature
+    x = x.astype(jnp.float32)
+    # From the highest on, and never by 0 in float32: the coldest temperatures are greedy.
+    x = (x - x.max(-1, keepdims=True)) / jnp.maximum(s.temperature, 1e-30)
     x = jax.lax.cond(s.top_k > 0, _top_k, lambda x, _: x, x, s.top_k)
     x = jax.lax.cond(s.top_p < 1, _top_p, lambda x, _: x, x, s.top_p)
     return jax.lax.cond(s.min_p > 0, _min_p, lambda x, _: x, x, s.min_p)

@@ -21,8 +21,12 @@ EOS_SLOTS = 8
 Rule = tuple[type, Callable[[Any], bool], str]
 
 RULES: dict[str, Rule] = {
-    "max_new_tokens": (int, lambda x: x >= 1, "a whole number from 1"),
-    "max_length": (int, lambda x: x >= 1, "a whole number from 1 (prompt and new tokens together)"),
+    "max_new_tokens": (int, lambda x: 1 <= x < 2**31, "a whole number from 1 to 2147483647"),
+    "max_length": (
+        int,
+        lambda x: 1 <= x < 2**31,
+        "a whole number from 1 to 2147483647 (prompt and new tokens together)",
+    ),
     "min_new_tokens": (int, lambda x: x >= 0, "a whole number from 0"),
     "temperature": (float, lambda x: x >= 0, "a number from 0 (0 is greedy)"),
     "top_k": (int, lambda x: x >= 0, "a whole number from 0 (0 is off)"),

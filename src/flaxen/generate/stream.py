@@ -10,8 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from flaxen.cache import Cache
-from flaxen.core.errors import CacheError
+from flaxen.cache import Cache, fits
 from flaxen.generate.buckets import bucket
 from flaxen.generate.loop import advance, begin
 from flaxen.generate.prompt import Prompt, read_prompt
@@ -130,13 +129,5 @@ def stream(
 
 
 def _roomy(model: Any, cache: Cache, rows: int, slots: int) -> Cache:
-    if cache.keep.shape[0] != rows:
-        raise CacheError(
-            f"The cache has {cache.keep.shape[0]} rows and the prompt {rows}; "
-            "a conversation goes on with the same rows."
-        )
-    ours = jax.eval_shape(lambda: model.module.init_cache(rows, cache.capacity))
-    shapes = lambda tree: (jax.tree.structure(tree), [x.shape for x in jax.tree.leaves(tree)])
-    if shapes(ours) != shapes(cache):
-        raise CacheError("The cache was made by a model of another shape; start without one.")
+    fits(cache, jax.eval_shape(lambda: model.module.init_cache(rows, 1)))
     return cache if slots <= cache.capacity else cache.grown(bucket(slots))

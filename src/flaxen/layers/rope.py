@@ -66,14 +66,26 @@ def rope(parameters: Mapping[str, Any], head_dim: int, max_positions: int, **kw:
     }
     kind = fields.setdefault("rope_type", "default")
     ROPE_TYPES[kind]
-    missing = [f for f in ("rope_theta", *_REQUIRED.get(kind, ())) if fields.get(f) is None]
+    needed = ("rope_theta", *_REQUIRED.get(kind, ()))
+    missing = [f for f in needed if fields.get(f) is None]
     if missing:
         raise ConfigError(
             f"rope_parameters of type {kind!r} lacks {', '.join(missing)}; found "
             f"{dict(parameters)}."
         )
+    bad = {f: fields[f] for f in needed if not _positive(fields[f])}
+    bad |= {f: x for f, x in fields.items() if isinstance(x, Mapping)}
+    if bad:
+        listed = ", ".join(f"{f}={x!r}" for f, x in bad.items())
+        raise ConfigError(
+            f"rope_parameters of type {kind!r} says {listed}; expected numbers above 0."
+        )
     dim = int(head_dim * (fields.get("partial_rotary_factor") or 1.0))
     return Rope(dim, max_positions, tuple(sorted(fields.items())), **kw)
+
+
+def _positive(x: Any) -> bool:
+    return type(x) in (int, float) and 0 < x < math.inf
 
 
 _REQUIRED = {

@@ -21,7 +21,10 @@ def parse_mesh(spec: str | Mapping[str, int] | Sequence[tuple[str, int]]) -> dic
     Raises:
         PlanError: for anything that is not `name=integer`, a repeated axis, a size below 1.
     """
-    pairs = _pairs(spec) if isinstance(spec, str) else list(dict(spec).items())
+    try:
+        pairs = _pairs(spec) if isinstance(spec, str) else list(dict(spec).items())
+    except TypeError:
+        raise PlanError(f"{spec!r} is no mesh; expected for example 'fsdp=2,tp=4'.") from None
     sizes: dict[str, int] = {}
     for name, size in pairs:
         if name in sizes:

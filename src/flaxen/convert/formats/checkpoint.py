@@ -10,6 +10,9 @@ from typing import Any
 from flaxen.convert.lazy import ByteCounter, LazyTensor
 from flaxen.core.errors import CheckpointError
 
+NO_JSON = (ValueError, RecursionError)
+"""What reading JSON raises: wrong syntax or encoding, numbers of too many digits, deep nesting."""
+
 
 class Checkpoint(Mapping[str, LazyTensor]):
     """Tensors by hub name.
@@ -99,7 +102,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except NO_JSON as error:
         raise CheckpointError(f"{path} is no valid JSON ({error}). Fetch it again.") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} holds a {type(value).__name__}, not a JSON object.")

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from flaxen.convert.formats.checkpoint import Checkpoint, read_json
+from flaxen.convert.formats.checkpoint import NO_JSON, Checkpoint, read_json
 from flaxen.convert.lazy import Box, ByteCounter, LazyTensor, Mapped
 from flaxen.convert.reshaping import single_run
 from flaxen.core.errors import CheckpointError
@@ -191,11 +191,15 @@ def read_header(path: Path) -> tuple[dict[str, Entry], dict[str, str]]:
         raw = file.read(length)
     try:
         header = json.loads(raw.decode("utf-8"), object_pairs_hook=lambda p: _unique(path, p))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except CheckpointError:
+        raise
+    except NO_JSON as error:
         raise _damaged(path, f"its header is no JSON ({error})") from error
     if not isinstance(header, dict):
         raise _damaged(path, "its header is no JSON object")
     metadata = header.pop("__metadata__", None) or {}
+    if not isinstance(metadata, dict):
+        raise _damaged(path, f"its __metadata__ is {metadata!r}, no JSON object")
     entries, spans = {}, []
     for name, fields in header.items():
         entry, stop = _entry(path, name, fields)
@@ -208,7 +212,8 @@ def read_header(path: Path) -> tuple[dict[str, Entry], dict[str, str]]:
 def _entry(path: Path, name: str, fields: Any) -> tuple[Entry, int]:
     try:
         kind, shape, (start, stop) = fields["dtype"], fields["shape"], fields["data_offsets"]
-        if not all(type(n) is int and n >= 0 for n in (*shape, start, stop)):
+        numbers = (*shape, start, stop)
+        if type(kind) is not str or not all(type(n) is int and n >= 0 for n in numbers):
             raise ValueError
     except (TypeError, KeyError, ValueError) as error:
         raise _damaged(path, f"the header of {name!r} is malformed: {fields}") from error
