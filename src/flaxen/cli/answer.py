@@ -37,6 +37,7 @@ class Answer:
             "finish_reason": stats.finish_reason[0] or "stop",
             "prefill_speed": stats.prompt_tokens[0] / stats.prefill_seconds,
             "decode_speed": stats.tokens_per_second or None,
+            "with_compiling": stats.compiled,
             "peak_memory_bytes": peak_memory(),
         }
 
@@ -52,6 +53,8 @@ class Answer:
         ]
         if told["decode_speed"]:
             pieces[1] += f", {told['decode_speed']:.1f} tokens/s"
+        if told["with_compiling"]:
+            pieces.append("the first use of a length also compiles")
         return " | ".join(pieces)
 
 

@@ -91,7 +91,10 @@ class Conversation:
         """Write the messages as one line that `flaxen train` reads."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         line = json.dumps({"messages": [*system, *self.messages]}, ensure_ascii=False)
-        Path(path).write_text(line + "\n", encoding="utf-8")
+        try:
+            Path(path).expanduser().write_text(line + "\n", encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"Cannot write {path!r}: {error.strerror}.") from error
 
 
 def converse(talk: Conversation, read: Callable[[str], str]) -> None:
@@ -109,15 +112,25 @@ def converse(talk: Conversation, read: Callable[[str], str]) -> None:
                 return
             case "/reset":
                 talk.begin(talk.system)
+                remark("Begun again.")
             case "/system":
                 talk.begin(rest or None)
+                remark("Begun again with this system prompt." if rest else "Begun again without.")
             case "/save" if rest:
-                talk.save(rest)
-                remark(f"Saved to {rest}.")
+                _save(talk, rest)
             case _ if command.startswith("/"):
-                remark(HELP)
+                remark(f"No such command: {command}. {HELP}")
             case _:
                 _turn(talk, line)
+
+
+def _save(talk: Conversation, path: str) -> None:
+    """The conversation goes on, whether or not the file could be written."""
+    try:
+        talk.save(path)
+        remark(f"Saved to {path}.")
+    except InputError as error:
+        remark(str(error))
 
 
 def _turn(talk: Conversation, line: str) -> None:

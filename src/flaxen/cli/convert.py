@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from flaxen.cli.options import Json, Loading, Source, about
 from flaxen.cli.output import print_json, print_out, progress_bar
+from flaxen.core.errors import InputError
 
 if TYPE_CHECKING:
     from flaxen.model import Model
@@ -20,11 +22,14 @@ def convert(
     dry_run: Annotated[
         bool, about("Print which tensor becomes which weight, write nothing.")
     ] = False,
+    overwrite: Annotated[bool, about("Replace a model that is in the folder.")] = False,
     json: Json = False,
 ) -> None:
     """Write a checkpoint as a Hugging Face folder."""
     if dry_run:
         return _relation(source, dtype, json)
+    if (Path(folder) / "config.json").exists() and not overwrite:
+        raise InputError(f"{folder!r} holds a model; add --overwrite to replace it.")
     import flaxen
 
     with progress_bar("Loading") as progress:
@@ -56,8 +61,6 @@ def _together(names: tuple[str, ...]) -> str:
 
 
 def _summary(model: Model, folder: str, json: bool) -> None:
-    from pathlib import Path
-
     from flaxen.show import human_bytes, parts, table, totals
 
     files = {file.name: file.stat().st_size for file in sorted(Path(folder).iterdir())}

@@ -124,6 +124,11 @@ def decode(
     return cache, tokens, logprobs, step.count
 
 
+def programs() -> int:
+    """How many programs were compiled for generation so far."""
+    return sum(f._cache_size() for f in (prefill, first, advance, decode))
+
+
 def begin(
     model: Any, prompt: Prompt, settings: Settings, sampling: Sampling, cache: Cache | None = None
 ) -> tuple[Cache, Step]:

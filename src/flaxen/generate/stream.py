@@ -12,7 +12,7 @@ import numpy as np
 
 from flaxen.cache import Cache, fits
 from flaxen.generate.buckets import bucket
-from flaxen.generate.loop import advance, begin
+from flaxen.generate.loop import advance, begin, programs
 from flaxen.generate.prompt import Prompt, read_prompt
 from flaxen.generate.sampling import Sampling
 from flaxen.generate.settings import Settings, resolve
@@ -24,6 +24,7 @@ class Stats:
 
     A row that ends with an EOS id has finished with "stop", even where that was the last token
     allowed; else with "length".
+    `compiled` says that the seconds contain compiling, as the first use of a size does.
     """
 
     prompt_tokens: list[int]
@@ -31,6 +32,7 @@ class Stats:
     finish_reason: list[str | None]
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
+    compiled: bool = False
 
     @property
     def tokens_per_second(self) -> float:
@@ -57,7 +59,7 @@ class Stream(Iterator[np.ndarray]):
         self.stats = Stats(prompt.lengths.tolist(), [0] * rows, [None] * rows)
         self._model, self._sampling, self._limit = model, sampling, settings.max_new_tokens
         self._count, self._over, self._behind = 0, False, False
-        self._started = time.perf_counter()
+        self._started, self._programs = time.perf_counter(), programs()
         self._cache, self._step = begin(model, prompt, settings, sampling, cache)
 
     def __next__(self) -> np.ndarray:
@@ -89,6 +91,7 @@ class Stream(Iterator[np.ndarray]):
 
     def _note(self, live: np.ndarray, goes_on: np.ndarray) -> None:
         stats, seconds = self.stats, time.perf_counter() - self._started
+        stats.compiled = programs() > self._programs
         if self._count == 1:
             stats.prefill_seconds = seconds
         else:

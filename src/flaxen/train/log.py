@@ -60,12 +60,13 @@ def progress_bar(steps: int, done: int, show: bool) -> Iterator[Report]:
         TextColumn("training"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]:.4f}"),
-        TextColumn("{task.fields[speed]:,.0f} tokens/s"),
+        TextColumn("{task.fields[said]}"),
         TimeRemainingColumn(),
     )
     with Progress(*columns) as bar:
-        task = bar.add_task("", total=steps, completed=done, loss=float("nan"), speed=0.0)
+        task = bar.add_task("", total=steps, completed=done, said="compiling")
         yield lambda row: bar.update(
-            task, completed=row["step"], loss=row["loss"], speed=row["tokens_per_second"]
+            task,
+            completed=row["step"],
+            said=f"loss {row['loss']:.4f}, {row['tokens_per_second']:,.0f} tokens/s",
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -29,6 +30,7 @@ def stop_signals() -> Iterator[Callable[[], bool]]:
     def note(number: int, frame: FrameType | None) -> None:
         came.set()
         restore()
+        os.write(2, b"\nStopping after this step; once more stops at once.\n")
 
     for kind in kinds:
         signal.signal(kind, note)
