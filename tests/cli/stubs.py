@@ -90,6 +90,7 @@ class Stats:
     finish_reason: tuple[str] = ("stop",)
     prefill_seconds: float = 0.5
     tokens_per_second: float = 12.0
+    compiled: bool = False
 
 
 class Steps:

@@ -164,3 +164,18 @@ def test_an_unknown_flag_is_refused(command: str, capsys):
         main([command, "m", "--tempurature", "1"])
     assert stopped.value.code == 2
     assert "--tempurature" in capsys.readouterr().err
+
+
+def test_convert_does_not_replace_a_model_unasked(monkeypatch, capsys, tmp_path):
+    set_stage(monkeypatch)
+    (tmp_path / "config.json").write_text("{}")
+    assert main(["convert", "m", str(tmp_path)]) == 2
+    assert "--overwrite" in capsys.readouterr().err
+
+
+def test_a_conversation_that_cannot_be_saved_goes_on(monkeypatch, capsys, tmp_path):
+    set_stage(monkeypatch)
+    lines = iter([f"/save {tmp_path}/no/such/folder.json", "/exit"])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
+    assert main(["chat", "m"]) == 0
+    assert "Cannot write" in capsys.readouterr().err
