@@ -77,7 +77,7 @@ def test_a_cache_grows_and_the_old_one_stays_usable():
 
 def test_a_cache_of_other_rows_or_of_another_model_is_refused():
     tokens = stream(tiny.script([3, 4]), [1], max_new_tokens=1)
-    with pytest.raises(CacheError, match="1 rows and the prompt 2"):
+    with pytest.raises(CacheError, match="1 rows and the input 2"):
         stream(tiny.script([3], [4]), [[1], [1]], cache=tokens.cache)
     with pytest.raises(CacheError, match="another shape"):
         stream(tiny.model(), [1], cache=tokens.cache)
