@@ -11,7 +11,6 @@ XLA_FLAGS = [
     # Tiny programs, run once or twice: most of the time of a test is compiling.
     "--xla_backend_optimization_level=0",
     "--xla_llvm_disable_expensive_passes=true",
-    "--xla_cpu_use_fusion_emitters=false",
     "--xla_cpu_prefer_vector_width=128",
 ]
 
