@@ -130,7 +130,8 @@ def table(rows: list[dict[str, Any]]) -> str:
         mark = "" if r["ratio"] >= r["goal"] else " (not reached)"
         lines.append(
             f"| {r['work']} | {r['flaxen']:.0f} | {r['torch']:.0f} | **{r['ratio']:.2f}** | "
-            f"{low:.2f}-{high:.2f} | {r['turns']} | {r['goal']:.1f}{mark} | {r['first_run']:.1f} s |"
+            f"{low:.2f}-{high:.2f} | {r['turns']} | {r['goal']:.1f}{mark} | "
+            f"{r['first_run']:.1f} s |"
         )
     return "\n".join(lines)
 
