@@ -126,7 +126,8 @@ def decode(
 
 def programs() -> int:
     """How many programs were compiled for generation so far."""
-    return sum(f._cache_size() for f in (prefill, first, advance, decode))
+    compiled: tuple[Any, ...] = (prefill, first, advance, decode)
+    return sum(f._cache_size() for f in compiled)
 
 
 def begin(
