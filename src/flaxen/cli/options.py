@@ -95,7 +95,8 @@ def keep_programs() -> None:
     """
     import jax
 
-    if not jax.config.read("jax_compilation_cache_dir"):
+    settings: Any = jax.config
+    if not settings.jax_compilation_cache_dir:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         jax.config.update("jax_compilation_cache_dir", str(cache / "flaxen" / "programs"))
 
