@@ -258,3 +258,15 @@ def test_fresh_weights_do_not_depend_on_the_mesh():
     assert not np.array_equal(
         jax.tree.leaves(one)[0], jax.tree.leaves(from_config(config, seed=4))[0]
     )
+
+
+def test_positions_go_on_where_each_row_ended(model):
+    """Rows of three and seven real tokens count on with 3, 4, ... and 7, 8, ..."""
+    mask = np.array([[0, 0, 0, 0, 1, 1, 1], [1] * 7], bool)
+    cache = model.init_cache(2, 12)
+    out = model(np.repeat(IDS[:, :7], 2, 0), mask, past_key_values=cache)
+    next_positions = [out.past_key_values.lengths.tolist()]
+    for _ in range(2):
+        out = model(np.array([[5], [6]]), past_key_values=out.past_key_values)
+        next_positions.append(out.past_key_values.lengths.tolist())
+    assert next_positions == [[3, 7], [4, 8], [5, 9]]

@@ -54,7 +54,7 @@ def assert_reads_back(relation, disk):
         np.testing.assert_array_equal(back[name], array)
 
 
-def test_item_33_fused_qkv_is_cut_by_its_own_head_counts_and_comes_back():
+def test_fused_qkv_is_cut_by_its_own_head_counts_and_comes_back():
     relation = relate({"layers": [attention(bias=True)]}, {"qkv": QKV, "layers": "model.layers"})
     name = "model.layers.0.self_attn.qkv_proj"
     disk = {f"{name}.weight": rows(72), f"{name}.bias": np.arange(72, dtype=np.float32)}
@@ -67,7 +67,7 @@ def test_item_33_fused_qkv_is_cut_by_its_own_head_counts_and_comes_back():
     assert_reads_back(relation, disk)
 
 
-def test_item_33_half_the_heads_read_half_the_bytes():
+def test_half_the_heads_read_half_the_bytes():
     relation = relate(attention(), {"qkv": QKV})
     source = ArrayTensor(rows(72))
     ours = relation.load({"self_attn.qkv_proj.weight": source})
@@ -106,7 +106,7 @@ def test_a_literal_dimension_belongs_to_the_weight_but_not_to_the_bias():
 EXPERTS = {"experts": {"up_proj": linear("mlp embed", experts=12, mlp=8, embed=8)}}
 
 
-def test_item_30_twelve_experts_are_stacked_in_the_order_of_their_numbers():
+def test_twelve_experts_are_stacked_in_the_order_of_their_numbers():
     relation = relate(EXPERTS, {"experts": "experts.{experts}"})
     disk = {f"experts.{i}.up_proj.weight": np.full((8, 8), i, np.float32) for i in range(12)}
     stacked = read(relation.load(lazy(dict(sorted(disk.items())))))["experts.up_proj.weight"]
@@ -115,7 +115,7 @@ def test_item_30_twelve_experts_are_stacked_in_the_order_of_their_numbers():
     assert_reads_back(relation, disk)
 
 
-def test_item_30_the_packed_layout_gives_the_same_experts():
+def test_the_packed_layout_gives_the_same_experts():
     packed = {"experts": {"up_proj": linear("experts mlp embed", experts=12, mlp=8, embed=8)}}
     relation = relate(packed, {"experts.up_proj.weight": "experts.up_proj"})
     disk = {"experts.up_proj": np.arange(12 * 64, dtype=np.float32).reshape(12, 8, 8)}
@@ -150,7 +150,7 @@ def test_a_transposed_square_matrix_is_transposed():
     assert_reads_back(relation, disk)
 
 
-def test_item_22_a_name_already_prefixed_gets_no_second_prefix():
+def test_a_name_already_prefixed_gets_no_second_prefix():
     rename = renamer({"layers": "encoder.layers", "norm": "ln_f", "ln_f": "norm", "a.b": "c"})
     assert rename("layers.0.norm.weight") == "encoder.layers.0.ln_f.weight"
     assert rename("ln_f.weight") == "norm.weight"
@@ -164,7 +164,7 @@ PIECES = ["layers", "layers.0", "self_attn", "norm", "encoder", "encoder.layers"
 
 @settings(max_examples=100, deadline=None)
 @given(st.data())
-def test_item_22_every_table_leads_back_or_is_refused(data):
+def test_every_table_leads_back_or_is_refused(data):
     table = data.draw(st.dictionaries(st.sampled_from(PIECES), st.sampled_from(PIECES)))
     leaves = {
         ".".join(data.draw(st.lists(st.sampled_from(["layers", "norm", "x", "0"]), min_size=1)))

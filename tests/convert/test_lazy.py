@@ -126,7 +126,7 @@ def test_shapes_without_a_common_factorisation_reshape_too():
 
 
 @pytest.mark.parametrize("width", [(), (16,)], ids=["bias", "weight"])
-def test_item_34_a_rotary_row_permutation_is_undone_bit_for_bit(width):
+def test_a_rotary_row_permutation_is_undone_bit_for_bit(width):
     heads, half = 4, 4
     weight = np.random.default_rng(0).normal(size=(heads * 2 * half, *width)).astype(np.float32)
 

@@ -60,7 +60,7 @@ def test_stacked_experts_go_to_their_devices_read_once():
     assert all((e.reads == 1).all() for e in experts)
 
 
-def test_item_33_fused_qkv_on_two_tensor_parallel_devices():
+def test_fused_qkv_on_two_tensor_parallel_devices():
     one = {"q": ("heads", 4), "k": ("kv_heads", 2), "v": ("kv_heads", 2)}
     tree = {
         n: {"weight": param(f"({a} head_dim) embed", **{a: s, "head_dim": 3, "embed": 8})}
@@ -182,7 +182,7 @@ print(most - before, checkpoint.bytes_read)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_item_63_memory_grows_by_the_model_and_two_tensors_at_most(tmp_path):
+def test_memory_grows_by_the_model_and_two_tensors_at_most(tmp_path):
     size, count = 8 << 20, 8
     tensors = {f"w{i}": np.full((8, size // 32), i, np.float32) for i in range(count)}
     # Eight bytes more before the data: nothing in this file can be used where it is mapped.

@@ -43,7 +43,7 @@ def test_a_checkpoint_that_fits_has_nothing_to_report():
     report.raise_if_bad()
 
 
-def test_item_35_tied_and_equal_loads():
+def test_tied_and_equal_loads():
     weights, report = match(model(), checkpoint(EMBED.copy()), TIED)
     report.raise_if_bad()
     assert report.tied == TIED and len(weights) == 4
@@ -52,20 +52,20 @@ def test_item_35_tied_and_equal_loads():
 @pytest.mark.parametrize(
     "head", [EMBED + 1, EMBED[:4], EMBED.astype(np.float64), np.where(EMBED == 0, -0.0, EMBED)]
 )
-def test_item_35_tied_and_different_is_reported(head):
+def test_tied_and_different_is_reported(head):
     _, report = match(model(), checkpoint(head), TIED)
     assert report.untied == [("lm_head.weight", "model.embed_tokens.weight")] and not report.tied
     with pytest.raises(CheckpointError, match=r"untied\s+lm_head.weight\s+differs"):
         report.raise_if_bad()
 
 
-def test_item_35_untied_and_absent_is_an_error():
+def test_untied_and_absent_is_an_error():
     _, report = match(model(head=True), checkpoint(), {})
     with pytest.raises(CheckpointError, match=r"missing\s+lm_head\.weight"):
         report.raise_if_bad()
 
 
-def test_item_35_untied_and_present_loads_both():
+def test_untied_and_present_loads_both():
     weights, report = match(model(head=True), checkpoint(EMBED + 1), {})
     report.raise_if_bad()
     np.testing.assert_array_equal(weights["lm_head.weight"].read(), EMBED + 1)
@@ -121,7 +121,7 @@ def test_only_wrong_shapes_are_errors_when_not_strict():
         Report(mismatched=[Mismatch("a", (1,), (2,))]).raise_if_bad(strict=False)
 
 
-def test_item_30_a_missing_expert_is_named_and_its_stack_left_out():
+def test_a_missing_expert_is_named_and_its_stack_left_out():
     tree = {"experts": {"up_proj": {"weight": param("mlp embed", experts=12, mlp=4, embed=4)}}}
     relation = relate(tree, {"experts": "experts.{experts}"})
     tensors = {name: ArrayTensor(np.zeros((4, 4))) for name in relation.names()}

@@ -132,18 +132,18 @@ def sharded(folder, weight_map=None):
     return folder
 
 
-def test_item_31_files_outside_the_index_are_ignored(tmp_path):
+def test_files_outside_the_index_are_ignored(tmp_path):
     checkpoint = open_checkpoint(sharded(tmp_path))
     assert {k: v.read()[0] for k, v in checkpoint.items()} == {"a": 1, "b": 2}
 
 
-def test_item_31_an_absent_shard_is_named(tmp_path):
+def test_an_absent_shard_is_named(tmp_path):
     (sharded(tmp_path) / "model-00002-of-00002.safetensors").unlink()
     with pytest.raises(CheckpointError, match="not there: model-00002-of-00002"):
         open_checkpoint(tmp_path)
 
 
-def test_item_31_a_shard_shorter_than_its_header_is_named(tmp_path):
+def test_a_shard_shorter_than_its_header_is_named(tmp_path):
     shard = sharded(tmp_path) / "model-00002-of-00002.safetensors"
     shard.write_bytes(shard.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match=r"model-00002-of-00002\.safetensors is damaged"):

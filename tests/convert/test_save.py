@@ -63,7 +63,7 @@ def test_own_files_load_as_views(tmp_path):
     assert views >= {"embed", "norm"}
 
 
-def test_item_25_one_tensor_above_the_limit_leaves_no_shard_empty(tmp_path):
+def test_one_tensor_above_the_limit_leaves_no_shard_empty(tmp_path):
     names = {"embed": (16, 64), "a": (8, 8), "b": (8, 8), "c": (16, 8)}
     tensors = {n: np.ones(s, np.float32) for n, s in names.items()}
     write_checkpoint(lazy(tensors), tmp_path, max_shard_size="1KB")
@@ -115,7 +115,7 @@ def test_a_disk_that_is_full_leaves_the_old_checkpoint(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("before", "after"), [(np.float32, BF16), (BF16, np.float32)])
-def test_item_26_floats_are_converted_and_the_config_says_so(tmp_path, before, after):
+def test_floats_are_converted_and_the_config_says_so(tmp_path, before, after):
     values = np.random.default_rng(0).normal(size=(9, 7)).astype(before)
     live = {"w": values.copy(), "i": np.arange(5, dtype=np.int32), "b": np.array([True])}
     config = {"torch_dtype": np.dtype(before).name, "text_config": {"dtype": "float16"}}
@@ -129,7 +129,7 @@ def test_item_26_floats_are_converted_and_the_config_says_so(tmp_path, before, a
     assert config["torch_dtype"] == np.dtype(before).name
 
 
-def test_item_26_without_a_request_the_config_follows_the_weights(tmp_path):
+def test_without_a_request_the_config_follows_the_weights(tmp_path):
     tensors = lazy({"w": np.ones((4, 4), BF16), "norm": np.ones(4, np.float32)})
     write_checkpoint(tensors, tmp_path / "a", config={"dtype": "float16"})
     assert load(tmp_path / "a").config == {"dtype": "bfloat16"}
@@ -137,7 +137,7 @@ def test_item_26_without_a_request_the_config_follows_the_weights(tmp_path):
     assert load(tmp_path / "b").config == {"dtype": "float32"}
 
 
-def test_item_28_a_contradictory_generation_config_is_saved_as_it_is(tmp_path):
+def test_a_contradictory_generation_config_is_saved_as_it_is(tmp_path):
     wanted = {"do_sample": False, "temperature": 1e-6, "top_p": None}
     write_checkpoint(lazy(arrays()), tmp_path / "a", generation_config=wanted)
     assert load(tmp_path / "a").generation_config == wanted
