@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import json
 import math
-import mmap
-import os
-import weakref
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from flaxen.convert.formats.checkpoint import NO_JSON, Checkpoint, read_json
-from flaxen.convert.lazy import Box, ByteCounter, LazyTensor, Mapped
-from flaxen.convert.reshaping import single_run
+from flaxen.convert.formats.source import Entry, FileMap, FileTensor
+from flaxen.convert.lazy import ByteCounter, LazyTensor
 from flaxen.core.errors import CheckpointError
 
 DTYPES: dict[str, np.dtype] = {
@@ -52,59 +50,6 @@ PACKED = {"F4", "F6_E2M3", "F6_E3M2"}
 MAX_HEADER = 100_000_000
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-
-
-class Entry(NamedTuple):
-    """Where one tensor stands in a file; `start` counts from the beginning of the file."""
-
-    dtype: np.dtype
-    shape: tuple[int, ...]
-    start: int
-
-
-class FileMap:
-    """An open file and a read-only map of it; arrays over the map outlive `close`."""
-
-    def __init__(self, path: Path, counter: ByteCounter):
-        self.path, self.counter = path, counter
-        self.descriptor = os.open(path, os.O_RDONLY)
-        self.close = weakref.finalize(self, os.close, self.descriptor)
-        mapping = mmap.mmap(self.descriptor, 0, mmap.MAP_PRIVATE, mmap.PROT_READ)
-        self.memory = np.frombuffer(mapping, np.uint8)
-
-    def read_into(self, start: int, out: np.ndarray) -> None:
-        """Fill a contiguous array with the bytes from `start` on."""
-        if not self.close.alive:
-            raise CheckpointError(f"{self.path} was closed; open the checkpoint again to read it.")
-        left = out.reshape(-1).view(np.uint8).data
-        while left:
-            count = os.preadv(self.descriptor, [left], start)
-            if count == 0:
-                raise CheckpointError(f"{self.path} became shorter while it was read.")
-            left, start = left[count:], start + count
-
-
-class FileTensor(LazyTensor):
-    """A tensor in a mapped file."""
-
-    def __init__(self, source: FileMap, entry: Entry):
-        self.source, self.start = source, entry.start
-        self.dtype, self.shape = entry.dtype, entry.shape
-
-    def fill(self, box: Box, out: np.ndarray) -> None:
-        self.source.counter.add(out.nbytes)
-        run = single_run(box, self.shape) if out.flags.c_contiguous else None
-        if run is not None:
-            self.source.read_into(self.start + run[0] * self.dtype.itemsize, out)
-        else:
-            np.copyto(out, self._array()[(*box, ...)])
-
-    def mapped(self, box: Box) -> Mapped | None:
-        return Mapped(self._array()[(*box, ...)], self.source.counter)
-
-    def _array(self) -> np.ndarray:
-        memory = self.source.memory[self.start : self.start + self.nbytes]
-        return memory.view(self.dtype).reshape(self.shape)
 
 
 def open_safetensors(path: Path) -> Checkpoint:
@@ -183,12 +128,18 @@ def _indexed(index: Path) -> tuple[list[Path], dict[str, list[str]]]:
 
 def read_header(path: Path) -> tuple[dict[str, Entry], dict[str, str]]:
     """Every entry of a file and its metadata, once the whole header has proved consistent."""
-    size = path.stat().st_size
     with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if size < 8 or length > min(MAX_HEADER, size - 8):
-            raise _damaged(path, f"its header should have {length} bytes, the file has {size}")
-        raw = file.read(length)
+        return parse_header(path, path.stat().st_size, file.read)
+
+
+def parse_header(
+    path: str | Path, size: int, read: Callable[[int], bytes]
+) -> tuple[dict[str, Entry], dict[str, str]]:
+    """`read_header` of anything that has a size and gives its next bytes."""
+    length = int.from_bytes(read(8), "little")
+    if size < 8 or length > min(MAX_HEADER, size - 8):
+        raise _damaged(path, f"its header should have {length} bytes, the file has {size}")
+    raw = read(length)
     try:
         header = json.loads(raw.decode("utf-8"), object_pairs_hook=lambda p: _unique(path, p))
     except CheckpointError:
@@ -209,7 +160,7 @@ def read_header(path: Path) -> tuple[dict[str, Entry], dict[str, str]]:
     return entries, metadata
 
 
-def _entry(path: Path, name: str, fields: Any) -> tuple[Entry, int]:
+def _entry(path: str | Path, name: str, fields: Any) -> tuple[Entry, int]:
     try:
         kind, shape, (start, stop) = fields["dtype"], fields["shape"], fields["data_offsets"]
         numbers = (*shape, start, stop)
@@ -231,7 +182,7 @@ def _entry(path: Path, name: str, fields: Any) -> tuple[Entry, int]:
     return Entry(dtype, tuple(shape), start), stop
 
 
-def _check_spans(path: Path, spans: list[tuple[int, int, str]], available: int) -> None:
+def _check_spans(path: str | Path, spans: list[tuple[int, int, str]], available: int) -> None:
     at = 0
     for start, stop, name in spans:
         if start != at:
@@ -242,7 +193,7 @@ def _check_spans(path: Path, spans: list[tuple[int, int, str]], available: int) 
         raise _damaged(path, f"its header speaks of {at} bytes of data, it has {available}")
 
 
-def _unique(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique(path: str | Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         names = [name for name, _ in pairs]
@@ -251,5 +202,5 @@ def _unique(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _damaged(path: Path, why: str) -> CheckpointError:
+def _damaged(path: str | Path, why: str) -> CheckpointError:
     return CheckpointError(f"{path} is damaged or incomplete: {why}. Fetch or write it again.")

@@ -1,0 +1,1 @@
+"""Operations of the conversion system, each with its inverse."""

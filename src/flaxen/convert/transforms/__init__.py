@@ -1,0 +1,1 @@
+"""Transforms: rules that rename and convert the keys of a checkpoint, both ways."""
