@@ -93,14 +93,17 @@ class Hub:
         )
 
     def take(self, faults: Counter[str], file: str) -> bool:
+        """Whether a fault is still due."""
         with self.lock:
-            faults[file] -= 1
-            return faults[file] >= 0
+            due = faults[file] > 0
+            faults[file] -= due
+            return due
 
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = 10
+    disable_nagle_algorithm = True
     hub: Hub
     cdn_port = 0
 
@@ -114,6 +117,8 @@ class Handler(BaseHTTPRequestHandler):
         path = unquote(urlsplit(self.path).path)
         api, file = API.fullmatch(path), RESOLVE.fullmatch(path)
         on_cdn = self.server.server_port == self.cdn_port
+        if self.hub.take(self.hub.busy, path):
+            return self.refuse(503, "Busy")
         found = api or file
         repo = self.hub.repositories.get(found["repo"]) if found else None
         known = self.headers.get("authorization") == f"Bearer {Hub.TOKEN}" or on_cdn
@@ -161,13 +166,13 @@ class Handler(BaseHTTPRequestHandler):
             headers |= {"X-Linked-Etag": headers["ETag"], "X-Linked-Size": str(len(body))}
             where = f"http://127.0.0.1:{self.cdn_port}{self.path}"
             return self.answer(302, b"", {**headers, "Location": where})
+        drop = self.command == "GET" and self.hub.take(self.hub.drop, name)
         wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("range", ""))
         if wanted is None or self.hub.ignore_range:
-            return self.answer(200, body, headers, cut=self.hub.take(self.hub.drop, name))
+            return self.answer(200, body, headers, cut=drop)
         start, stop = int(wanted[1]), min(int(wanted[2] or len(body)) + 1, len(body))
         start += self.hub.shift_range
         headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(body)}"
-        drop = self.hub.take(self.hub.drop, name)
         return self.answer(206, body[start:stop], headers, cut=drop)
 
     def refuse(self, status: int, code: str, headers: dict[str, str] | None = None) -> None:
@@ -194,7 +199,7 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(sent)
-        if cut and self.command == "GET":
+        if cut:
             self.wfile.flush()
             self.connection.shutdown(socket.SHUT_RDWR)
             self.close_connection = True

@@ -23,8 +23,6 @@ WAIT, LONGEST_WAIT = 0.5, 30.0
 
 REDIRECTS = 5
 BUSY = (408, 429, 500, 502, 503, 504)
-EXPIRED = (401, 403, 404, 410)
-"""What a signed address answers when its time is over."""
 
 
 class Unanswered(Exception):
@@ -169,9 +167,10 @@ class RemoteFile:
                 if answer.has_redirect_location:
                     url = urljoin(url, answer.headers["location"])
                     continue
-                if answer.status_code in EXPIRED and url == self._location != self.url:
+                if answer.status_code >= 400 and _origin(url) != _origin(self.url):
+                    # Such addresses are signed, and their time may be over.
                     self._location = None
-                    raise Unanswered(f"its address has expired ({answer.status_code})")
+                    raise Unanswered(f"{urlsplit(url).hostname} answered {answer.status_code}")
                 if answer.status_code in BUSY:
                     raise Unanswered(f"the server answered {answer.status_code}", _wait(answer))
                 hf_raise_for_status(answer)

@@ -81,11 +81,6 @@ class Recent:
             piece.set_result(values)
         return piece.result()
 
-    def clear(self) -> None:
-        with self._lock:
-            self._pieces.clear()
-            self._nbytes = 0
-
     def _forget(self, key: Key) -> None:
         if self._pieces.pop(key, None) is not None:
             self._nbytes -= key[2] - key[1]
