@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import re
@@ -55,6 +56,11 @@ def commit(revision: str) -> str:
 
 
 def etag(path: Path) -> str:
+    return _hash(path, path.stat().st_mtime_ns, path.stat().st_size)
+
+
+@functools.cache
+def _hash(path: Path, *state: int) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
@@ -160,20 +166,22 @@ class Handler(BaseHTTPRequestHandler):
         if on_cdn and self.hub.expire > 0:
             self.hub.expire -= 1
             return self.refuse(403, "Expired")
-        body = path.read_bytes()
+        size = path.stat().st_size
         headers = {"ETag": f'"{etag(path)}"', "X-Repo-Commit": sha}
         if self.hub.cdn and not on_cdn:
-            headers |= {"X-Linked-Etag": headers["ETag"], "X-Linked-Size": str(len(body))}
+            headers |= {"X-Linked-Etag": headers["ETag"], "X-Linked-Size": str(size)}
             where = f"http://127.0.0.1:{self.cdn_port}{self.path}"
             return self.answer(302, b"", {**headers, "Location": where})
-        drop = self.command == "GET" and self.hub.take(self.hub.drop, name)
+        cut = self.command == "GET" and self.hub.take(self.hub.drop, name)
         wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("range", ""))
         if wanted is None or self.hub.ignore_range:
-            return self.answer(200, body, headers, cut=drop)
-        start, stop = int(wanted[1]), min(int(wanted[2] or len(body)) + 1, len(body))
+            return self.answer(200, path.read_bytes(), headers, cut=cut)
+        start, stop = int(wanted[1]), min(int(wanted[2] or size) + 1, size)
         start += self.hub.shift_range
-        headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(body)}"
-        return self.answer(206, body[start:stop], headers, cut=drop)
+        headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
+        with path.open("rb") as file:
+            file.seek(start)
+            return self.answer(206, file.read(stop - start), headers, cut=cut)
 
     def refuse(self, status: int, code: str, headers: dict[str, str] | None = None) -> None:
         self.answer(status, b"", {"X-Error-Code": code, **(headers or {})})

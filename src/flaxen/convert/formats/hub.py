@@ -107,7 +107,7 @@ def endpoint() -> str:
     """Where the hub is: HF_ENDPOINT, or huggingface.co."""
     from huggingface_hub import constants
 
-    return os.environ.get("HF_ENDPOINT", constants.ENDPOINT).rstrip("/")
+    return (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
 
 
 def offline() -> bool:

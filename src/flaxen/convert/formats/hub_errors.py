@@ -61,7 +61,7 @@ def explained(
         )
     elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         why = f"The disk became full while {repository} was downloaded. {ROOM}"
-    elif isinstance(error, OSError) and error.errno is not None and status is None:
+    elif isinstance(error, OSError) and error.errno and not isinstance(error, ConnectionError):
         why = f"{repository} cannot be kept in the hub's cache: {error}."
     elif status is not None:
         why = f"{site} answered {status} when asked for {repository}. Try again later."
