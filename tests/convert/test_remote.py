@@ -169,6 +169,13 @@ def test_a_connection_that_breaks_is_taken_up_where_it_broke(grid, hub):
     assert len([r for r in hub.log if r.path.endswith(WEIGHTS)]) == 6
 
 
+def test_an_answer_shorter_than_it_says_is_not_taken_for_the_whole(grid, hub):
+    tensor = open_checkpoint("org/grid", remote=True)["a"]
+    hub.short["model.safetensors"] = 2
+    np.testing.assert_array_equal(tensor.read(), grid)
+    assert hub.short["model.safetensors"] == 0
+
+
 def test_a_busy_server_is_asked_again_but_not_for_ever(grid, hub):
     tensor = open_checkpoint("org/grid", remote=True)["a"]
     hub.busy["model.safetensors"] = 2
