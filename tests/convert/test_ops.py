@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from flaxen.convert import ops
 from flaxen.convert.arrays import ArrayTensor
+from flaxen.convert.lazy import aligned_empty
 from flaxen.convert.place import place
 from flaxen.core.errors import FlaxenError
 
@@ -185,6 +186,16 @@ def test_a_device_reads_only_the_experts_it_holds():
     stacked = ops.MergeModulelist().convert({"e.*.w": each}, ["e.*.w"], ["e.w"])["e.w"]
     stacked.read((slice(2, 4), slice(0, 4), slice(0, 4)))
     assert [expert.counter.total > 0 for expert in each] == [i in (2, 3) for i in range(8)]
+
+
+@pytest.mark.parametrize("operation", [ops.Chunk(), ops.SplitModulelist(), ops.Transpose(1, 2)])
+def test_pieces_of_mapped_memory_are_views_of_it(operation: ops.ConversionOps):
+    array = aligned_empty((2, 1, 16), np.dtype(np.float32))
+    targets = ["x", "y"] if isinstance(operation, ops.Chunk) else ["x.*"]
+    found = operation.convert({"a": Source(array, shows_memory=True)}, ["a"], targets)
+    for tensor in found.values():
+        values = tensor.reshape((tensor.size,)).view()
+        assert values is not None and np.shares_memory(values, array)
 
 
 def test_text_and_vision_experts_come_back_when_their_number_is_odd():
