@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from flaxen.cli.options import Json, Loading, Source, about
-from flaxen.cli.output import print_json, print_out, progress_bar
+from flaxen.cli.output import print_json, print_out
 from flaxen.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -32,12 +32,10 @@ def convert(
         raise InputError(f"{folder!r} holds a model; add --overwrite to replace it.")
     import flaxen
 
-    with progress_bar("Loading") as progress:
-        model = Loading(dtype=dtype).load(source, progress=progress)
+    model = Loading(dtype=dtype).load(source)
     # A folder's tokenizer files are copied; a GGUF file has its tokenizer inside.
     tok = flaxen.tokenizer(source) if source.endswith(".gguf") else None
-    with progress_bar("Saving") as progress:
-        model.save(folder, max_shard_size=max_shard_size, tokenizer=tok, progress=progress)
+    model.save(folder, max_shard_size=max_shard_size, tokenizer=tok)
     return _summary(model, folder, json)
 
 
