@@ -20,6 +20,7 @@ from flaxen.core.errors import CheckpointError
 from flaxen.core.progress import Progress, reporting
 from flaxen.core.tree import is_param, paths
 from flaxen.families.config import abstract_module, both_spellings
+from flaxen.fit import hub_layout
 from flaxen.model import Model
 from flaxen.models.fold import unfold
 
@@ -81,11 +82,7 @@ def hub_tensors(model: Model) -> dict[str, LazyTensor]:
             "The model holds weights that its checkpoint has no place for: "
             f"{', '.join(extra[:4])}. Merge adapters first (flaxen.tune.merge)."
         )
-    out = relation.save(lazies)
-    report = model.loading or Report()
-    for target in report.doubled:
-        out[target] = out[report.tied[target]]
-    return out
+    return hub_layout(relation, lazies, model.loading or Report())
 
 
 def _layer(tensor: LazyTensor, i: int) -> LazyTensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 from flaxen.convert.formats.checkpoint import Checkpoint
@@ -20,14 +21,22 @@ from flaxen.families.config import abstract_module, hf_config
 class Fit:
     """A checkpoint beside the model that its config describes.
 
-    `module` is abstract; `weights` holds lazy tensors by path, without those that do not fit;
-    `names` says under which name each of our weights stands in the file (the first, if stacked).
+    `module` is abstract; `weights` holds lazy tensors by path, without those that do not fit.
     """
 
     module: Any
+    relation: Relation
     weights: dict[str, LazyTensor]
-    names: dict[str, str]
     report: Report
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """Under which name each of our weights stands in the file: the first, if stacked."""
+        return {row.path: row.names[0] for row in self.relation.table()}
+
+    def tensors(self) -> dict[str, LazyTensor]:
+        """The checkpoint as the model would save it: under the hub's names and layouts."""
+        return hub_layout(self.relation, self.weights, self.report)
 
 
 def fit(checkpoint: Checkpoint, key_mapping: Mapping[str, str] | None = None) -> Fit:
@@ -41,8 +50,17 @@ def fit(checkpoint: Checkpoint, key_mapping: Mapping[str, str] | None = None) ->
     relation = relate(module, family.names)
     weights, report = match(relation, _renamed(checkpoint, key_mapping), _tied(module, relation))
     report = dataclasses.replace(report, unread=list(reading.unread()))
-    names = {row.path: row.names[0] for row in relation.table()}
-    return Fit(module, weights, names, report)
+    return Fit(module, relation, weights, report)
+
+
+def hub_layout(
+    relation: Relation, weights: Mapping[str, LazyTensor], report: Report
+) -> dict[str, LazyTensor]:
+    """A model's weights under the hub's names, with the tied ones that its file held as well."""
+    out = relation.save(weights)
+    for target in report.doubled:
+        out[target] = out[report.tied[target]]
+    return out
 
 
 def _renamed(
