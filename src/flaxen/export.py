@@ -16,6 +16,7 @@ from flaxen.convert.lazy import LazyTensor
 from flaxen.convert.relation import relate
 from flaxen.convert.report import Report
 from flaxen.convert.save import write_checkpoint
+from flaxen.convert.transforms import reverted
 from flaxen.core.errors import CheckpointError
 from flaxen.core.progress import Progress, reporting
 from flaxen.core.tree import is_param, paths
@@ -64,7 +65,7 @@ def save(
 
 
 def hub_tensors(model: Model) -> dict[str, LazyTensor]:
-    """A model's weights as lazy tensors under the hub's names and layouts."""
+    """A model's weights as lazy tensors under the names and layouts they were loaded from."""
     for path, leaf in model.parameters().items():
         if not isinstance(leaf, jax.Array | np.ndarray):
             raise CheckpointError(
@@ -82,7 +83,9 @@ def hub_tensors(model: Model) -> dict[str, LazyTensor]:
             "The model holds weights that its checkpoint has no place for: "
             f"{', '.join(extra[:4])}. Merge adapters first (flaxen.tune.merge)."
         )
-    return hub_layout(relation, lazies, model.loading or Report())
+    out = hub_layout(relation, lazies, model.loading or Report())
+    applied = model.origin.applied
+    return out if applied is None else reverted(out, applied)
 
 
 def _layer(tensor: LazyTensor, i: int) -> LazyTensor:

@@ -13,21 +13,25 @@ from flaxen.convert.lazy import LazyTensor
 from flaxen.convert.load import match
 from flaxen.convert.relation import Relation, relate
 from flaxen.convert.report import Report
-from flaxen.core.errors import CheckpointError
+from flaxen.convert.transforms import LEGACY, Applied, WeightTransform, renamings, transforms_of
+from flaxen.core.errors import CheckpointError, ConfigError
 from flaxen.families.config import abstract_module, hf_config
+from flaxen.families.family import Family
 
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
     """A checkpoint beside the model that its config describes.
 
-    `module` is abstract; `weights` holds lazy tensors by path, without those that do not fit.
+    `module` is abstract; `weights` holds lazy tensors by path, without those that do not fit;
+    `applied` is what the names and layouts of the file went through on the way.
     """
 
     module: Any
     relation: Relation
     weights: dict[str, LazyTensor]
     report: Report
+    applied: Applied
 
     @cached_property
     def names(self) -> dict[str, str]:
@@ -46,11 +50,18 @@ def fit(checkpoint: Checkpoint, key_mapping: Mapping[str, str] | None = None) ->
         ConfigError: the config is of no family here, or says what the family does not handle.
         CheckpointError: a `key_mapping` that cannot be applied.
     """
-    module, family, reading = abstract_module(hf_config(checkpoint.config))
+    config = hf_config(checkpoint.config)
+    module, family, reading = abstract_module(config)
     relation = relate(module, family.names)
-    weights, report = match(relation, _renamed(checkpoint, key_mapping), _tied(module, relation))
+    weights, report, applied = match(
+        relation,
+        checkpoint,
+        _transforms(checkpoint, family, key_mapping),
+        tied=_tied(module, relation),
+        config=config,
+    )
     report = dataclasses.replace(report, unread=list(reading.unread()))
-    return Fit(module, relation, weights, report)
+    return Fit(module, relation, weights, report, applied)
 
 
 def hub_layout(
@@ -63,29 +74,25 @@ def hub_layout(
     return out
 
 
-def _renamed(
-    checkpoint: Checkpoint, key_mapping: Mapping[str, str] | None
-) -> Mapping[str, LazyTensor]:
-    """The checkpoint under the names that `key_mapping` makes; every pattern in turn."""
-    if not key_mapping:
-        return checkpoint
-    out: dict[str, LazyTensor] = {}
-    for key in checkpoint:
-        name = key
-        for pattern, replacement in key_mapping.items():
-            try:
-                name = re.sub(pattern, replacement, name)
-            except re.error as error:
-                raise CheckpointError(
-                    f"key_mapping: {pattern!r} -> {replacement!r} is no regular expression and "
-                    f"replacement ({error})."
-                ) from error
-        if name in out:
+def _transforms(
+    checkpoint: Checkpoint, family: Family, key_mapping: Mapping[str, str] | None
+) -> list[WeightTransform]:
+    """The user's renamings, what is registered for the class or model type, the family's, and what
+    everything was once called.
+    """
+    for name in (key_mapping or {}).values():
+        if re.search(r"\\[2-9]", name):
             raise CheckpointError(
-                f"key_mapping gives two tensors the name {name!r}; one is {key!r}."
+                f"key_mapping: {name!r} asks for more than \\1; a pattern may have one group."
             )
-        out[name] = checkpoint[key]
-    return out
+    try:
+        mine = renamings(key_mapping or {})
+    except ConfigError as error:
+        raise CheckpointError(f"key_mapping: {error}") from error
+    config = checkpoint.config
+    class_name = next(iter(config.get("architectures") or []), "")
+    registered = transforms_of([("", class_name, config.get("model_type"))])
+    return [*mine, *registered, *family.transforms, *LEGACY]
 
 
 def _tied(module: Any, relation: Relation) -> dict[str, str]:

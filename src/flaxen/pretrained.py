@@ -18,6 +18,7 @@ from flaxen.convert.formats.checkpoint import Checkpoint, open_checkpoint
 from flaxen.convert.lazy import LazyTensor, stack
 from flaxen.convert.place import place
 from flaxen.convert.report import Report
+from flaxen.convert.transforms import Applied
 from flaxen.core.platform import platform
 from flaxen.core.progress import Progress, reporting
 from flaxen.core.tree import Param, is_param, paths, rebuild
@@ -79,7 +80,9 @@ def load(
         report = dataclasses.replace(
             report, bytes_read=checkpoint.bytes_read, seconds=time.perf_counter() - start
         )
-    return Model(module=module, origin=_origin(checkpoint, dtypes.main, runtime, report))
+    return Model(
+        module=module, origin=_origin(checkpoint, dtypes.main, runtime, report, found.applied)
+    )
 
 
 def _described(found: Fit, dtypes: DtypePlan) -> Any:
@@ -121,7 +124,11 @@ def _read(
 
 
 def _origin(
-    checkpoint: Checkpoint, kind: np.dtype | None, runtime: Runtime, report: Report
+    checkpoint: Checkpoint,
+    kind: np.dtype | None,
+    runtime: Runtime,
+    report: Report,
+    applied: Applied,
 ) -> Origin:
     raw = dict(checkpoint.config)
     if kind is not None:
@@ -134,4 +141,5 @@ def _origin(
         folder=checkpoint.folder,
         generation_json=None if generation is None else json.dumps(generation),
         loading=report,
+        applied=applied,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,10 +46,10 @@ def tokenizer(source: str, config: dict[str, Any]) -> tuple[dict[str, Any], list
     try:
         tok = flaxen.tokenizer(source)
     except FlaxenError as error:
-        return {"found": False}, [f"no tokenizer: {error}"]
+        return {"found": f"none ({error})"}, []
     ids = set(tok.get_vocab().values())
     about = {
-        "found": True,
+        "found": type(tok).__name__,
         "tokens": len(ids),
         "chat template": bool(tok.chat_template),
         **{name: getattr(tok, name, None) for name in SPECIAL},
@@ -64,7 +65,7 @@ def tokenizer(source: str, config: dict[str, Any]) -> tuple[dict[str, Any], list
     return about, problems
 
 
-def values(tensors: dict[str, LazyTensor]) -> list[str]:
+def values(tensors: Mapping[str, LazyTensor]) -> list[str]:
     """Read everything: which tensors hold NaN or infinity, or the same number throughout."""
     from flaxen.convert.lazy import is_float, whole
     from flaxen.convert.views import slabs

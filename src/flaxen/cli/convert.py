@@ -47,18 +47,16 @@ def convert(
         offered = ", ".join(name for name, where in QUANTIZE.items() if where == kind)
         raise InputError(f"--quantize {quantize} is not for a {kind}; for it there is {offered}.")
     wanted = float_dtype(dtype)
+    if not dry_run:
+        _refuse_to_replace(Path(target), overwrite)
     checkpoint = open_checkpoint(source)
     found = fit(checkpoint)
     if dry_run:
         return _relation(found, json)
     found.report.raise_if_bad()
-    _refuse_to_replace(Path(target), overwrite)
     tensors = found.tensors()
     with reporting(True, "Writing", sum(t.nbytes for t in tensors.values())) as progress:
-        if kind == "gguf":
-            _write_gguf(tensors, checkpoint, source, target, quantize or dtype, progress)
-        else:
-            _write_folder(tensors, checkpoint, target, wanted, max_shard_size, progress)
+        _write_folder(tensors, checkpoint, target, wanted, max_shard_size, progress)
     if kind == "folder" and source.endswith(".gguf"):
         import flaxen
 

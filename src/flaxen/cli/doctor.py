@@ -56,7 +56,7 @@ def doctor(
 
 
 def _loaded(model: str, loading: Loading, length: int, problems: list[str]) -> dict[str, Any]:
-    """How the checkpoint fits its model and the model the memory; what is wrong joins `problems`."""
+    """How the checkpoint fits its model, and that the memory; what is wrong joins `problems`."""
     options = {"abstract": True, "strict": False, "scan_layers": False}
     options["ignore_mismatched_sizes"] = True
     try:
@@ -122,8 +122,8 @@ def problems_in(found: dict[str, Any]) -> list[str]:
 def _print(found: dict[str, Any], problems: list[str]) -> None:
     from flaxen.show import table
 
-    for name, about in found.items():
-        print_out(table([TITLES.get(name, name), ""], _listed(about, name == "memory")))
+    for name, facts in found.items():
+        print_out(table([TITLES.get(name, name), ""], _listed(facts, name == "memory")))
     for problem in problems:
         print_out(f"[bold red]✗[/] {problem}")
     if not problems:

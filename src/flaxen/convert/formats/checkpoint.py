@@ -17,9 +17,9 @@ NO_JSON = (ValueError, RecursionError)
 class Checkpoint(Mapping[str, LazyTensor]):
     """Tensors by hub name.
 
-    `config` and `generation_config` are what stands in the files of those names; `format` names
-    what the weights are stored in, `files` the files (or addresses) that hold them; `metadata` is
-    the format's own; `counter` counts the bytes that every tensor reads; `close` lets go of the files.
+    `config` and `generation_config` are what stands in the files of those names; `format` says in
+    what the weights are stored, `files` where; `metadata` is the format's own; `counter` counts the
+    bytes that every tensor reads; `close` lets go of the files.
     """
 
     def __init__(

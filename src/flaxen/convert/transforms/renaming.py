@@ -95,9 +95,7 @@ class PrefixChange(WeightRenaming):
         model_prefix: str | None = None,
     ):
         if (prefix_to_add is None) == (prefix_to_remove is None):
-            raise ConfigError(
-                "You must provide only one of `prefix_to_add` and `prefix_to_remove`"
-            )
+            raise ConfigError("You must provide only one of `prefix_to_add` and `prefix_to_remove`")
         self.prefix_to_add, self.prefix_to_remove = prefix_to_add, prefix_to_remove
         self.model_prefix = model_prefix
         outer = rf"{model_prefix}\." if model_prefix else ""
