@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 
+VOCABULARIES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
+"""Of a folder without any of these, transformers makes a tokenizer of no words."""
+
+
 def tokenizer(
     path: str | os.PathLike[str], *, revision: str | None = None, token: str | None = None
 ) -> PreTrainedTokenizerFast:
@@ -29,6 +33,10 @@ def tokenizer(
     here = Path(path).expanduser()
     if not here.exists():
         here = download_tokenizer(os.fspath(path), revision=revision, token=token)
+    elif here.is_dir() and not any((here / name).is_file() for name in VOCABULARIES):
+        raise CheckpointError(
+            f"{here} holds no tokenizer: none of {', '.join(VOCABULARIES)} is there."
+        )
     hf = transformers()
     if here.suffix == ".gguf":
         from flaxen.text.gguf_tokenizer import gguf_tokenizer

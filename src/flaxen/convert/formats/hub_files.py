@@ -18,9 +18,7 @@ FILES = (".safetensors", ".gguf", ".bin", ".pt", ".pth")
 
 WEIGHTS = (*FILES, ".h5", ".msgpack", ".onnx", ".ckpt", ".npz", ".tflite", ".keras")
 
-VOCABULARY = re.compile(
-    r"tokenizer(_config)?\.json|[\w.-]+\.(model|tiktoken)|vocab\.(json|txt)|merges\.txt"
-)
+VOCABULARY = re.compile(r"tokenizer\.json|[\w.-]+\.(model|tiktoken)|vocab\.(json|txt)|merges\.txt")
 """Any one of these makes a tokenizer."""
 
 BESIDE = re.compile(
