@@ -62,7 +62,10 @@ class Checkpoint(Mapping[str, LazyTensor]):
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Open a Hugging Face folder, a `.safetensors` or `.gguf` file, or a hub id such as `org/name`.
+    """Open a Hugging Face folder, a file of weights, or a hub id such as `org/name`.
+
+    Files: `.safetensors`, `.gguf`, and `.bin`, `.pt` or `.pth` of torch.save. A folder that has
+    safetensors is read from those; else from pytorch_model.bin or its shards.
 
     Raises:
         CheckpointError: nothing is there, or what is there is damaged.
@@ -72,11 +75,22 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         from flaxen.convert.formats.gguf import open_gguf
 
         return open_gguf(here)
+    if _of_torch(here):
+        from flaxen.convert.formats.torch_file import open_torch
+
+        return open_torch(here)
     if here.is_dir() or here.is_file():
         from flaxen.convert.formats.safetensors import open_safetensors
 
         return open_safetensors(here)
     return open_checkpoint(download(str(path)))
+
+
+def _of_torch(path: Path) -> bool:
+    if path.is_file():
+        return path.suffix in (".bin", ".pt", ".pth")
+    has = lambda stem: any((path / f"{stem}{end}").is_file() for end in ("", ".index.json"))
+    return has("pytorch_model.bin") and not has("model.safetensors")
 
 
 def download(repository: str) -> Path:

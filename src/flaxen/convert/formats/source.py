@@ -24,12 +24,19 @@ class Entry(NamedTuple):
 
 
 class FileMap:
-    """An open file and a read-only map of it; arrays over the map outlive `close`."""
+    """An open file and a read-only map of it; arrays over the map outlive `close`.
+
+    Raises:
+        CheckpointError: the file is empty.
+    """
 
     def __init__(self, path: Path, counter: ByteCounter):
         self.path, self.counter = path, counter
         self.descriptor = os.open(path, os.O_RDONLY)
         self.close = weakref.finalize(self, os.close, self.descriptor)
+        if not os.fstat(self.descriptor).st_size:
+            self.close()
+            raise CheckpointError(f"{path} is empty. Fetch or write it again.")
         mapping = mmap.mmap(self.descriptor, 0, mmap.MAP_PRIVATE, mmap.PROT_READ)
         self.memory = np.frombuffer(mapping, np.uint8)
 
