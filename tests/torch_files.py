@@ -65,6 +65,7 @@ def archive(path: Path, pickle: bytes, storages: Mapping[str, bytes] | None = No
     with zipfile.ZipFile(path, "w") as file:
         file.writestr("archive/data.pkl", pickle)
         file.writestr("archive/byteorder", "little")
+        file.writestr("archive/version", "3\n")
         for key, raw in (storages or {}).items():
             file.writestr(f"archive/data/{key}", raw)
     return path

@@ -139,8 +139,10 @@ def _from_stream(source: FileMap) -> dict[str, LazyTensor]:
 def _in_a_row(source: FileMap, keys: Any, storages: dict[str, Storage], at: int) -> dict[str, Part]:
     """Each storage stands behind its count, one after another."""
     parts: dict[str, Part] = {}
-    for key in keys if isinstance(keys, list) else [None]:
-        storage = storages.get(key) if isinstance(key, str) else None
+    if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
+        raise _damaged(source, "its list of storages is none")
+    for key in keys:
+        storage = storages.get(key)
         if storage is None or key in parts:
             raise _damaged(source, "its list of storages is not that of its tensors")
         count = int.from_bytes(source.memory[at : at + 8].tobytes(), "little")

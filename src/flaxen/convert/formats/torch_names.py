@@ -117,9 +117,16 @@ def _v1(storage: Any, offset: Any, shape: Any, strides: Any) -> Stored:
     return _v3(storage, offset, shape, strides, False, None, None)
 
 
-def _v2(storage: Any, offset: Any, shape: Any, strides: Any, *more: Any) -> Stored:
-    """more: whether it needs gradients, hooks, and in some files marks such as `conj`."""
-    return _v3(storage, offset, shape, strides, *more[:2], None, *more[2:])
+def _v2(
+    storage: Any,
+    offset: Any,
+    shape: Any,
+    strides: Any,
+    gradients: Any,
+    hooks: Any,
+    marks: Any = None,
+) -> Stored:
+    return _v3(storage, offset, shape, strides, gradients, hooks, None, marks)
 
 
 def _v3(

@@ -144,8 +144,8 @@ def _pairs(items: list[Any]) -> dict[Any, Any]:
 
 
 def _instruction(code: bytes) -> str:
-    known = pickletools.code2op.get(code.decode("latin-1"))
-    return known.name if known else repr(code)
+    known = {op.code.encode("latin-1"): op.name for op in pickletools.opcodes}
+    return known.get(code, repr(code))
 
 
 def _number(form: str) -> Callable[[_Machine], None]:
