@@ -163,6 +163,12 @@ def test_an_index_cannot_point_outside_its_folder(tmp_path, file):
         open_checkpoint(sharded(tmp_path, {"a": file}))
 
 
+@pytest.mark.parametrize("file", ["n" * 300, "x\0y", "\ud800", ".."])
+def test_a_name_that_no_file_can_have_is_not_there(tmp_path, file):
+    with pytest.raises(CheckpointError, match="not there"):
+        open_checkpoint(sharded(tmp_path, {"a": file}))
+
+
 def test_a_folder_without_weights_says_what_it_holds(tmp_path):
     (tmp_path / "notes.txt").touch()
     with pytest.raises(CheckpointError, match=r"only notes\.txt"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import collections
 import json
+import os
 import select
 import subprocess
 import sys
@@ -48,7 +49,7 @@ def run(numbers: Iterable[int], seed: int) -> Iterator[Result]:
             result = _ask(worker, number)
             if result.error in ("!hangs", "!crash"):
                 worker.kill()
-                worker.wait()
+                worker.communicate()
                 worker = None
             yield result
         if worker:
@@ -57,7 +58,9 @@ def run(numbers: Iterable[int], seed: int) -> Iterator[Result]:
 
 def _start(seed: int, sound: str) -> subprocess.Popen:
     command = [sys.executable, "-m", "fuzz.worker", str(seed), sound]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
 
 
 def _ask(worker: subprocess.Popen, number: int) -> Result:

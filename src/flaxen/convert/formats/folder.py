@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -81,7 +82,7 @@ def _indexed(index: Path) -> tuple[list[Path], dict[str, list[str]]]:
         if not isinstance(file, str) or Path(file).name != file:
             raise CheckpointError(f"{index} puts {name!r} in {file!r}, which is no file name.")
         wanted.setdefault(file, []).append(name)
-    absent = sorted(file for file in wanted if not (index.parent / file).is_file())
+    absent = sorted(file for file in wanted if not os.path.isfile(index.parent / file))
     if absent:
         raise CheckpointError(
             f"{index} names files that are not there: {', '.join(absent)}. "
