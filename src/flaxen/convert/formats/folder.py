@@ -17,8 +17,9 @@ Read = Callable[[FileMap], tuple[dict[str, LazyTensor], dict[str, Any]]]
 """The tensors of one file by name, and the format's own metadata."""
 
 
-def open_folder(path: Path, single: str, index: str, read: Read) -> Checkpoint:
-    """Open one file, or a folder with the file `single`, or with `index` and the shards it names.
+def open_folder(path: Path, kind: str, single: str, index: str, read: Read) -> Checkpoint:
+    """Open one file, or a folder with the file `single`, or with `index` and the shards it names;
+    `kind` is the name of the format.
 
     Raises:
         CheckpointError: a file is absent, damaged, or at odds with the index.
@@ -53,6 +54,8 @@ def open_folder(path: Path, single: str, index: str, read: Read) -> Checkpoint:
         config=config,
         generation_config=generation,
         folder=folder,
+        format=kind,
+        files=shards,
         metadata=metadata,
         close=files.close,
     )

@@ -58,7 +58,7 @@ def open_safetensors(path: Path) -> Checkpoint:
     Raises:
         CheckpointError: a file is absent, damaged, or at odds with the index.
     """
-    return open_folder(path, SINGLE, INDEX, _tensors)
+    return open_folder(path, "safetensors", SINGLE, INDEX, _tensors)
 
 
 def _tensors(source: FileMap) -> tuple[dict[str, LazyTensor], dict[str, Any]]:

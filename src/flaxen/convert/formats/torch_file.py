@@ -66,7 +66,7 @@ def open_torch(path: Path) -> Checkpoint:
     Raises:
         CheckpointError: a file is absent, damaged, or holds anything but a state dict.
     """
-    return open_folder(path, SINGLE, INDEX, _tensors)
+    return open_folder(path, "torch", SINGLE, INDEX, _tensors)
 
 
 def _tensors(source: FileMap) -> tuple[dict[str, LazyTensor], dict[str, Any]]:
