@@ -175,9 +175,10 @@ def test_a_folder_without_weights_says_what_it_holds(tmp_path):
         open_checkpoint(tmp_path)
 
 
-def test_what_is_neither_path_nor_hub_id_is_refused():
+@pytest.mark.parametrize("path", ["/nowhere/at/all", "a" * 5000, "a\0b"])
+def test_what_is_neither_path_nor_hub_id_is_refused(path):
     with pytest.raises(CheckpointError, match="no hub id"):
-        open_checkpoint("/nowhere/at/all")
+        open_checkpoint(path)
 
 
 def test_an_unreachable_hub_id_says_so(monkeypatch):

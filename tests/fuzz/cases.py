@@ -41,6 +41,7 @@ def prepare(folder: Path) -> None:
         _gguf(folder / "gguf" / f"{kind.name}.gguf", kind)
     gguf_files.write(folder / "gguf" / "all.gguf", "llama", _layer())
     _adapter(folder / "adapter")
+    shutil.copytree(folder / "shards1", folder / "adapter" / "base")
 
 
 def _gguf(path: Path, kind: gguf.GGMLQuantizationType) -> None:
@@ -82,7 +83,13 @@ def _adapter(folder: Path) -> None:
         tensors[key.format(name, "B")] = gguf_files.random(count * config["head_dim"], 2)
     save_file(tensors, folder / "adapter_model.safetensors")
     about = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": list(heads)}
-    about |= {"bias": "none", "use_rslora": False, "modules_to_save": None, "rank_pattern": {}}
+    about |= {
+        "base_model_name_or_path": "base",
+        "bias": "none",
+        "use_rslora": False,
+        "modules_to_save": None,
+        "rank_pattern": {},
+    }
     (folder / "adapter_config.json").write_text(json.dumps(about))
 
 
@@ -139,6 +146,7 @@ KINDS: dict[str, Callable[[Path, Path, Random], tuple[str, Path]]] = {
     "torch, one file": _single("data", "*.pt", _zipped, "read"),
     "adapter": _file("adapter", ADAPTER, _headed, "adapter"),
     "adapter, config": _file("adapter", "adapter_config.json", _json, "adapter"),
+    "adapter, load": _file("adapter", "adapter_config.json", _json),
 }
 
 

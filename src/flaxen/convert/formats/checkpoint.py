@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,8 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         CheckpointError: nothing is there, or what is there is damaged.
     """
     here = Path(path).expanduser()
+    if not os.path.exists(here):
+        return open_checkpoint(download(str(path)))
     if here.suffix == ".gguf" and here.is_file():
         from flaxen.convert.formats.gguf import open_gguf
 
@@ -84,11 +87,9 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         from flaxen.convert.formats.torch_file import open_torch
 
         return open_torch(here)
-    if here.is_dir() or here.is_file():
-        from flaxen.convert.formats.safetensors import open_safetensors
+    from flaxen.convert.formats.safetensors import open_safetensors
 
-        return open_safetensors(here)
-    return open_checkpoint(download(str(path)))
+    return open_safetensors(here)
 
 
 def _of_torch(path: Path) -> bool:
