@@ -96,6 +96,8 @@ BAD_HEADERS = {
     "shape and bytes differ": ({"a": entry("F32", [3], 0, 8)}, 8, "needs 12 bytes, has 8"),
     "offsets backwards": ({"a": entry("F32", [2], 8, 0)}, 8, "needs 8 bytes, has -8"),
     "negative shape": ({"a": entry("F32", [-2], 0, 8)}, 8, "malformed"),
+    "more axes than an array has": ({"a": entry("F32", [1] * 65, 0, 4)}, 4, "malformed"),
+    "no values, and no end of rows": ({"a": entry("F32", [2**62, 0], 0, 0)}, 0, "malformed"),
     "no offsets": ({"a": {"dtype": "F32", "shape": [2]}}, 8, "malformed"),
     "unknown dtype": ({"a": entry("Q7", [2], 0, 8)}, 8, "unknown dtype 'Q7'"),
     "packed dtype": ({"a": entry("F4", [2], 0, 1)}, 1, "packs several values"),

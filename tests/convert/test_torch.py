@@ -233,6 +233,10 @@ OUTSIDE = {
         files.tensor(files.storage("0", "Float", 2), (2**40,), (0,)),
         "larger than the whole file",
     ),
+    "no values, and no end of rows": (
+        files.tensor(files.storage("0", "Float", 2), (0, 2**62), (1, 1)),
+        "says it has the shape",
+    ),
     "absent storage": (files.tensor(files.storage("7", "Float", 2), (2,), (1,)), "not there"),
     "storage of another size": (
         files.tensor(files.storage("0", "Float", 3), (2,), (1,)),

@@ -39,7 +39,7 @@ def prepare(folder: Path) -> None:
     (folder / "gguf").mkdir()
     for kind in gguf_files.HALVES:
         _gguf(folder / "gguf" / f"{kind.name}.gguf", kind)
-    gguf_files.write(folder / "gguf" / "all.gguf", "llama", _layer())
+    gguf_files.write(folder / "gguf" / "all.gguf", "llama", _layer(), _told)
     _adapter(folder / "adapter")
     shutil.copytree(folder / "shards1", folder / "adapter" / "base")
 
@@ -47,6 +47,27 @@ def prepare(folder: Path) -> None:
 def _gguf(path: Path, kind: gguf.GGMLQuantizationType) -> None:
     raw = (gguf_files.blocks(kind, 32, 256), kind)
     gguf_files.write(path, "qwen3", {"blk.0.ffn_down.weight": raw}, gguf_files.window)
+
+
+def _told(writer: Any) -> None:
+    """Metadata of all sorts."""
+    writer.add_sliding_window(16)
+    writer.add_key_length(gguf_files.HEAD_DIM)
+    writer.add_value_length(gguf_files.HEAD_DIM)
+    writer.add_rope_dimension_count(gguf_files.HEAD_DIM)
+    writer.add_rope_freq_base(10_000.0)
+    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+    writer.add_rope_scaling_factor(2.0)
+    writer.add_rope_scaling_orig_ctx_len(32)
+    writer.add_expert_count(0)
+    writer.add_uint16("split.count", 1)
+    writer.add_uint32("general.alignment", 32)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_eos_token_id(1)
+    writer.add_bos_token_id(0)
+    writer.add_eot_token_id(2)
+    writer.add_token_types([1, 3, 3, 1, 1, 1, 1])
+    writer.add_token_list(["a", "<|im_end|>", "<|eot_id|>", "b", "c", "d", "e"])
 
 
 def _layer() -> dict[str, Any]:
@@ -142,6 +163,7 @@ KINDS: dict[str, Callable[[Path, Path, Random], tuple[str, Path]]] = {
     "generation config": _file("shards1", "generation_config.json", _json, "settings"),
     "gguf": _single("gguf", "[QI]*.gguf", m.damaged, "read"),
     "gguf, model": _single("gguf", "all.gguf", m.damaged, "load"),
+    "gguf, metadata": _single("gguf", "all.gguf", m.damaged_metadata, "load"),
     "torch": _file("torch", "pytorch_model.bin", _zipped),
     "torch, one file": _single("data", "*.pt", _zipped, "read"),
     "adapter": _file("adapter", ADAPTER, _headed, "adapter"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import json
+import re
 import struct
 import zipfile
 from collections.abc import Callable
@@ -40,6 +41,8 @@ ODD_VALUES: list[Any] = [
     [[]],
     [1, 2],
     [-1, 2.5, "x"],
+    [0, 2**62],
+    [1] * 100,
     {"a": {}},
     "llama",
     "F16",
@@ -51,6 +54,25 @@ NUMBERS = [0, 1, 2, 7, 255, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2*
 OPCODES = (
     b".(0129NKMJGX\x8c\x8a)\x85\x86\x87t]ae}dsuqhrj\x94cRQbBCTUio\x81\x82\x84\x93P\x8f\x80\x95"
 )
+
+
+SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+KEY = re.compile(rb"(?:general|tokenizer|split|llama|qwen3|gemma3)\.[a-z_.]+")
+ODD_METADATA = [
+    struct.pack("<IQ", 8, 0),
+    struct.pack("<IQ", 8, 5) + b"llama",
+    struct.pack("<IQ", 8, 4) + b"yarn",
+    *(struct.pack("<Iq", 11, n) for n in (-1, 0, 1, 7, 2**40, 2**63 - 1)),
+    struct.pack("<Ii", 5, -1),
+    *(struct.pack("<If", 6, x) for x in (0.0, -1.0, 1e38, float("nan"), float("inf"))),
+    struct.pack("<IB", 7, 1),
+    struct.pack("<IIQ", 9, 4, 0),
+    struct.pack("<IIQ2I", 9, 4, 2, 4, 4),
+    struct.pack("<IIQ2I", 9, 4, 2, 4, 2),
+    struct.pack("<IIQ2f", 9, 6, 2, 0.5, 1.0),
+    struct.pack("<IIQ", 9, 8, 1) + struct.pack("<Q", 1) + b"a",
+    struct.pack("<IIQ", 9, 9, 1) + struct.pack("<IQ", 4, 0),
+]
 
 
 def flip(raw: bytes, rng: Random) -> bytes:
@@ -176,6 +198,32 @@ def damaged_header(raw: bytes, rng: Random) -> bytes:
     length = int.from_bytes(raw[:8], "little")
     header = damaged_json(json.loads(raw[8 : 8 + length]), rng)
     return struct.pack("<Q", len(header)) + header + raw[8 + length :]
+
+
+def damaged_metadata(raw: bytes, rng: Random) -> bytes:
+    """A GGUF file in which keys have values of other types and sizes."""
+    for _ in range(rng.choice([1, 1, 2, 4])):
+        keys = [m for m in KEY.finditer(raw) if m.start() == 0 or raw[m.start() - 8] == len(m[0])]
+        if not keys:
+            return raw
+        at = rng.choice(keys).end()
+        size = _value_size(raw, at)
+        value = rng.choice(ODD_METADATA)
+        raw = raw[:at] + value + raw[at + size :]
+        # The data keep their place in units of the alignment.
+        raw += bytes((size - len(value)) % 32)
+    return raw
+
+
+def _value_size(raw: bytes, at: int) -> int:
+    """The bytes of a type and a value: numbers, text, or an array of numbers."""
+    kind, length = struct.unpack_from("<IQ", raw, at)
+    if kind == 8:
+        return 12 + length
+    if kind == 9:
+        kind, length = struct.unpack_from("<IQ", raw, at + 4)
+        return 16 + length * SIZES.get(kind, 0)
+    return 4 + SIZES.get(kind, 0)
 
 
 def damaged_pickle(raw: bytes, rng: Random) -> bytes:

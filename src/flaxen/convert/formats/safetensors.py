@@ -16,7 +16,7 @@ import numpy as np
 
 from flaxen.convert.formats.checkpoint import NO_JSON, Checkpoint
 from flaxen.convert.formats.folder import open_folder
-from flaxen.convert.formats.source import Entry, FileMap, FileTensor
+from flaxen.convert.formats.source import Entry, FileMap, FileTensor, possible
 from flaxen.convert.lazy import LazyTensor
 from flaxen.core.errors import CheckpointError
 
@@ -104,7 +104,8 @@ def _entry(path: str | Path, name: str, fields: Any) -> tuple[Entry, int]:
     try:
         kind, shape, (start, stop) = fields["dtype"], fields["shape"], fields["data_offsets"]
         numbers = (*shape, start, stop)
-        if type(kind) is not str or not all(type(n) is int and n >= 0 for n in numbers):
+        counts = all(type(n) is int and n >= 0 for n in numbers)
+        if type(kind) is not str or not counts or not possible(shape):
             raise ValueError
     except (TypeError, KeyError, ValueError) as error:
         raise _damaged(path, f"the header of {name!r} is malformed: {fields}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import weakref
@@ -21,6 +22,15 @@ class Entry(NamedTuple):
     dtype: np.dtype
     shape: tuple[int, ...]
     start: int
+
+
+MAX_AXES = 64
+MAX_SIZE = 1 << 48
+
+
+def possible(shape: tuple[int, ...]) -> bool:
+    """Whether an array can have this shape, which a file may claim for a tensor without values."""
+    return len(shape) <= MAX_AXES and math.prod(n or 1 for n in shape) <= MAX_SIZE
 
 
 class FileMap:

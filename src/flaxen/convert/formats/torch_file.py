@@ -14,7 +14,7 @@ import numpy as np
 
 from flaxen.convert.formats.checkpoint import Checkpoint
 from flaxen.convert.formats.folder import open_folder
-from flaxen.convert.formats.source import Entry, FileMap, FileTensor
+from flaxen.convert.formats.source import Entry, FileMap, FileTensor, possible
 from flaxen.convert.formats.stored_zip import Part, stored_parts
 from flaxen.convert.formats.torch_names import Storage, Stored
 from flaxen.convert.formats.torch_pickle import MAX_BYTES, read_pickle
@@ -180,6 +180,8 @@ def _tensor(
     size, storage = stored.dtype.itemsize, stored.storage
     if part is None or part.size != storage.nbytes or part.start + part.size > source.memory.size:
         raise _damaged(source, f"the {storage.nbytes} bytes of {name!r} are not there in full")
+    if not possible(stored.shape):
+        raise _damaged(source, f"{name!r} says it has the shape {stored.shape}")
     regular = _contiguous(stored.shape)
     if 0 in stored.shape:
         return FileTensor(source, Entry(stored.dtype, stored.shape, part.start))

@@ -12,6 +12,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from flaxen.convert.formats.source import MAX_AXES
+
 
 @dataclass(frozen=True, slots=True)
 class Name:
@@ -42,10 +44,6 @@ class Stored:
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     offset: int
-
-
-MAX_AXES = 64
-"""As many as a NumPy array can have."""
 
 
 class Refused(Exception):
