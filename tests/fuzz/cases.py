@@ -199,7 +199,9 @@ def _load(path: Path, rng: Random) -> None:
     if rng.random() < 0.3:
         _read(path, rng)
     else:
-        flaxen.load(path, strict=rng.random() < 0.8)
+        # Weights that are absent would be drawn, by programs that take seconds to compile.
+        lenient = rng.random() < 0.2
+        flaxen.load(path, strict=not lenient, abstract=lenient)
 
 
 def _abstract(path: Path, rng: Random) -> None:

@@ -29,6 +29,9 @@ def hf_config(raw: Mapping[str, Any]) -> Any:
     if not isinstance(model_type, str):
         raise ConfigError(f"config.json has no model_type; found the keys {sorted(raw)[:8]}.")
     find(model_type)
+    classes = raw.get("architectures") or []
+    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
+        raise ConfigError(f"config.json says architectures={classes!r}; expected a list of names.")
     check_numbers(raw)
     check_counts(raw)
     check_rope(raw)
