@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from flaxen.adapter import base_of
+from flaxen.adapter import adapted, base_of
 from flaxen.attention import known
 from flaxen.convert.arrays import ArrayTensor
 from flaxen.convert.dtypes import DtypePlan, dtype_plan
@@ -85,9 +85,9 @@ def load(
         report = dataclasses.replace(
             report, bytes_read=checkpoint.bytes_read, seconds=time.perf_counter() - start
         )
-    return Model(
-        module=module, origin=_origin(checkpoint, dtypes.main, runtime, report, found.applied)
-    )
+    origin = _origin(checkpoint, dtypes.main, runtime, report, found.applied)
+    model = Model(module=module, origin=origin)
+    return model if adapter is None else adapted(model, adapter)
 
 
 def _described(found: Fit, dtypes: DtypePlan) -> Any:
