@@ -14,6 +14,7 @@ from urllib.parse import quote
 import numpy as np
 
 from flaxen.convert.formats.checkpoint import Checkpoint, parse_json
+from flaxen.convert.formats.folder import wanted_by_file
 from flaxen.convert.formats.hub import (
     HubName,
     chosen,
@@ -26,7 +27,7 @@ from flaxen.convert.formats.hub import (
 from flaxen.convert.formats.hub_errors import explaining, status_of
 from flaxen.convert.formats.hub_files import checkpoint_files, join
 from flaxen.convert.formats.ranges import RemoteFile
-from flaxen.convert.formats.safetensors import INDEX, MAX_HEADER, parse_header, wanted_by_file
+from flaxen.convert.formats.safetensors import INDEX, MAX_HEADER, parse_header
 from flaxen.convert.formats.source import Entry
 from flaxen.convert.lazy import Box, ByteCounter, LazyTensor, box_shape, shifted
 from flaxen.convert.reshaping import runs, single_run
