@@ -26,6 +26,9 @@ LLAMA = {
 touch them.
 """
 
+MOE = LLAMA | {"experts": "experts.{experts}"}
+"""One tensor for each expert."""
+
 SANDWICH = {k: v for k, v in LLAMA.items() if k != "pre_feedforward_layernorm"}
 """With norms before and after each sublayer, the checkpoint's names are ours."""
 
@@ -80,10 +83,19 @@ def mlp(c: Any, act: str = "hidden_act") -> GatedMLP:
     )
 
 
-def block(c: Any, i: int, attn: Callable[..., Any] = self_attn) -> Block:
+def dense(c: Any, i: int) -> GatedMLP:
+    return mlp(c)
+
+
+def block(
+    c: Any,
+    i: int,
+    attn: Callable[[Any, int], Any] = self_attn,
+    ffn: Callable[[Any, int], Any] = dense,
+) -> Block:
     return Block(
         self_attn=attn(c, i),
-        mlp=mlp(c),
+        mlp=ffn(c, i),
         input_layernorm=rms(c),
         pre_feedforward_layernorm=rms(c),
     )
@@ -106,6 +118,8 @@ def decoder(
     )
 
 
-def with_attention(attn: Callable[..., Any]) -> Callable[[Any, int], Block]:
-    """Llama's block around another attention."""
-    return partial(block, attn=attn)
+def with_attention(
+    attn: Callable[[Any, int], Any], ffn: Callable[[Any, int], Any] = dense
+) -> Callable[[Any, int], Block]:
+    """Llama's block around another attention and feed-forward network."""
+    return partial(block, attn=attn, ffn=ffn)

@@ -55,12 +55,14 @@ HARMLESS = frozenset(
         "num_labels",
         "output_attentions",
         "output_hidden_states",
+        "output_router_logits",
         "pad_token_id",
         "prefix",
         "pretraining_tp",
         "problem_type",
         "resid_pdrop",
         "return_dict",
+        "router_aux_loss_coef",
         "rope_local_base_freq",
         "rope_scaling",
         "rope_theta",
@@ -91,10 +93,11 @@ class Reading:
 
     def __init__(self, config: Any):
         self._config = config
+        self._aliases: Mapping[str, str] = type(config).attribute_map
         self._read: set[str] = set()
 
     def __getattr__(self, key: str) -> Any:
-        self._read.add(key)
+        self._read.add(self._aliases.get(key, key))
         try:
             return getattr(self._config, key)
         except AttributeError:
@@ -103,7 +106,7 @@ class Reading:
 
     def get(self, key: str, default: Any = None) -> Any:
         """A key that not every config has, or whose None means the default."""
-        self._read.add(key)
+        self._read.add(self._aliases.get(key, key))
         value = getattr(self._config, key, None)
         return default if value is None else value
 
