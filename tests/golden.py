@@ -79,6 +79,15 @@ def case(name: str) -> Case:
     return Case(name, description, arrays, weights)
 
 
+def by_path(case: Case, abstract: Any, names: Any) -> dict[str, np.ndarray]:
+    """The weights under our paths, in the order of our axes."""
+    from flaxen.convert.arrays import ArrayTensor
+    from flaxen.convert.relation import relate
+
+    tensors = {key: ArrayTensor(array) for key, array in case.weights.items()}
+    return {path: t.read() for path, t in relate(abstract, names).load(tensors).items()}
+
+
 def smollm2() -> dict[str, Any]:
     """Ids, top logits and mean loss of SmolLM2-135M-Instruct (GGUF Q4_1), from plain NumPy."""
     return json.loads((DATA / "smollm2.json").read_text())

@@ -67,7 +67,7 @@ class Row:
             self.name.format(**dict(zip(self.stacked, index, strict=True))) for index in indices
         )
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, ...]:
         """The shape of each tensor in the file."""
         return self.layout.shape(self._joint_sizes)
