@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from flaxen.adapter import adapted, base_of
 from flaxen.attention import known
 from flaxen.convert.arrays import ArrayTensor
 from flaxen.convert.dtypes import DtypePlan, dtype_plan
@@ -40,6 +41,7 @@ def load(
     plan: str | Plan | None = None,
     attention: str = "auto",
     key_mapping: Mapping[str, str] | None = None,
+    adapter: str | Path | None = None,
     strict: bool = True,
     ignore_mismatched_sizes: bool = False,
     abstract: bool = False,
@@ -53,7 +55,8 @@ def load(
     stored), all to one or by name: {"norm": "float32", "*": "bfloat16"}, the first that is found
     in a tensor's name counts; `mesh` is for example "fsdp=2,tp=4" and `plan` says which axes it
     cuts (default "auto"); `key_mapping` renames checkpoint keys first, {regex: replacement}, and
-    saving renames them back; with `strict=False` missing weights are initialised and the rest is
+    saving renames them back; `adapter` is a PEFT folder (a `path` that is one is loaded on top of
+    the model that it names); with `strict=False` missing weights are initialised and the rest is
     reported in `.loading`; `ignore_mismatched_sizes` does so for tensors of another shape;
     `abstract` reads no weight; `scan_layers` stacks equal layers into one compiled body (default:
     off on CPU, where it costs speed, on elsewhere); `progress` is True for a bar on a terminal,
@@ -65,6 +68,8 @@ def load(
     start, dtypes = time.perf_counter(), dtype_plan(dtype)
     placement = placement_on(mesh, plan)
     runtime = Runtime(attention=known(attention), remat=remat, placement=placement)
+    if adapter is None and (base := base_of(path)) is not None:
+        path, adapter = base, path
     checkpoint = open_checkpoint(path)
     found = fit(checkpoint, key_mapping)
     report = dataclasses.replace(
@@ -80,9 +85,9 @@ def load(
         report = dataclasses.replace(
             report, bytes_read=checkpoint.bytes_read, seconds=time.perf_counter() - start
         )
-    return Model(
-        module=module, origin=_origin(checkpoint, dtypes.main, runtime, report, found.applied)
-    )
+    origin = _origin(checkpoint, dtypes.main, runtime, report, found.applied)
+    model = Model(module=module, origin=origin)
+    return model if adapter is None else adapted(model, adapter)
 
 
 def _described(found: Fit, dtypes: DtypePlan) -> Any:
