@@ -7,6 +7,8 @@ from functools import partial
 from typing import Any
 
 from flaxen.attention import Mask
+from flaxen.convert.ops import Chunk, SplitModulelist
+from flaxen.convert.transforms import WeightConverter, WeightTransform
 from flaxen.core.errors import ConfigError
 from flaxen.layers.attention import Attention, attention
 from flaxen.layers.block import Block
@@ -28,6 +30,18 @@ touch them.
 
 MOE = LLAMA | {"experts": "experts.{experts}"}
 """One tensor for each expert."""
+
+
+def packed(module: str, gate: str, up: str, down: str) -> tuple[WeightTransform, ...]:
+    """From files in which one tensor holds a projection of all experts, gate above up."""
+    one = lambda name: f"{module}.experts.*.{name}.weight"
+    return (
+        WeightConverter(
+            "mlp.experts.gate_up_proj", [one(gate), one(up)], [Chunk(dim=1), SplitModulelist(dim=0)]
+        ),
+        WeightConverter("mlp.experts.down_proj", one(down), [SplitModulelist(dim=0)]),
+    )
+
 
 SANDWICH = {k: v for k, v in LLAMA.items() if k != "pre_feedforward_layernorm"}
 """With norms before and after each sublayer, the checkpoint's names are ours."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from flaxen.attention import Mask
-from flaxen.families.common import LLAMA, MOE, decoder, self_attn, with_attention
+from flaxen.convert.transforms import WeightRenaming
+from flaxen.families.common import LLAMA, MOE, decoder, packed, self_attn, with_attention
 from flaxen.families.family import Family, family
 from flaxen.layers.attention import Attention
 from flaxen.layers.moe import MoE, moe, router
@@ -41,6 +42,12 @@ def experts(c: Any, i: int) -> MoE:
     return moe(gate, c.intermediate_size, c.hidden_act)
 
 
-@family(FAMILIES, "mixtral", MIXTRAL)
+PACKED = (
+    *packed("block_sparse_moe", "w1", "w3", "w2"),
+    WeightRenaming(r"\.mlp\.gate\.", ".block_sparse_moe.gate."),
+)
+
+
+@family(FAMILIES, "mixtral", MIXTRAL, PACKED)
 def mixtral(c: Any) -> Decoder:
     return decoder(c, with_attention(windowed_attn, experts))

@@ -14,6 +14,7 @@ from flaxen.families.common import (
     decoder,
     dense,
     head_rms,
+    packed,
     self_attn,
     with_attention,
 )
@@ -51,10 +52,12 @@ def experts(c: Any, i: int, shared: Any = None) -> MoE | GatedMLP:
     return moe(gate, c.moe_intermediate_size, c.hidden_act, shared)
 
 
+PACKED = packed("mlp", "gate_proj", "up_proj", "down_proj")
+
 SHARED = {"shared.expert": "shared_expert", "shared.gate": "shared_expert_gate"}
 
 
-@family(FAMILIES, "qwen2_moe", MOE | SHARED)
+@family(FAMILIES, "qwen2_moe", MOE | SHARED, PACKED)
 def qwen2_moe(c: Any) -> Decoder:
     bias = {"bias": bool(c.qkv_bias), "out_bias": False}
 
@@ -65,7 +68,7 @@ def qwen2_moe(c: Any) -> Decoder:
     return decoder(c, with_attention(partial(self_attn, **bias), ffn))
 
 
-@family(FAMILIES, "qwen3_moe", MOE)
+@family(FAMILIES, "qwen3_moe", MOE, PACKED)
 def qwen3_moe(c: Any) -> Decoder:
     window = Mask(window=c.sliding_window or None)
     return decoder(c, with_attention(partial(normed_attn, mask=window), experts))
