@@ -17,11 +17,13 @@ class Family:
     """`build(config)` gives the abstract model; `names` maps our path pieces to the file's.
 
     `transforms` lead from other layouts that its checkpoints are found in to that of `names`.
+    `fan_in_fan_out` says that its projections lie `[in, out]` in the file.
     """
 
     build: Callable[[Any], Any]
     names: Names
     transforms: tuple[WeightTransform, ...] = ()
+    fan_in_fan_out: bool = False
 
 
 def family(
@@ -29,11 +31,12 @@ def family(
     model_type: str,
     names: Names,
     transforms: Sequence[WeightTransform] = (),
+    **rest: Any,
 ) -> Callable[[Any], Any]:
     """Decorator: the function builds this model type."""
 
     def add(build: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        families[model_type] = Family(build, names, tuple(transforms))
+        families[model_type] = Family(build, names, tuple(transforms), **rest)
         return build
 
     return add
