@@ -163,3 +163,18 @@ def test_default_targets_are_those_that_the_model_has(name):
     kinds = {p.split(".")[-2] for p in adapters(add_lora(tiny(name).module))}
     want = {"q_proj", "k_proj", "v_proj", "o_proj"}
     assert kinds == (want if name == "mixtral" else want | {"up_proj", "down_proj"})
+
+
+def test_a_file_of_the_model_without_its_head(tmp_path):
+    """As the oldest files are: no prefix, and masks beside the weights. Saved as it was read."""
+    case = golden.case("gpt2")
+    bare = {k.removeprefix("transformer."): v for k, v in case.weights.items()}
+    masks = {f"h.{i}.attn.bias": np.tril(np.ones((1, 1, 64, 64), "f")) for i in range(2)}
+    old = golden.Case("old", case.about, case.arrays, bare | masks)
+    model = flaxen.load(golden.write_folder(old, tmp_path / "old"))
+    out = model(case.arrays["full_input_ids"]).logits
+    assert np.abs(np.asarray(out) - case.arrays["full_logits"]).max() < 5e-5
+    model.save(tmp_path / "again")
+    saved = load_file(tmp_path / "again" / "model.safetensors")
+    assert saved.keys() == bare.keys()
+    assert all(np.array_equal(saved[name], array) for name, array in bare.items())

@@ -17,12 +17,16 @@ class Family:
     """`build(config)` gives the abstract model; `names` maps our path pieces to the file's.
 
     `transforms` lead from other layouts that its checkpoints are found in to that of `names`.
+    `base_prefix` stands before the names in files of the model with its head, and is left out in
+    those of the model alone; `buffers` matches what such files hold besides weights.
     `fan_in_fan_out` says that its projections lie `[in, out]` in the file.
     """
 
     build: Callable[[Any], Any]
     names: Names
     transforms: tuple[WeightTransform, ...] = ()
+    base_prefix: str = "model"
+    buffers: str = r"rotary_emb\.inv_freq|position_ids"
     fan_in_fan_out: bool = False
 
 

@@ -69,7 +69,14 @@ def block(c: Any, i: int) -> Block:
     )
 
 
-@family(FAMILIES, "gpt2", GPT2, fan_in_fan_out=True)
+@family(
+    FAMILIES,
+    "gpt2",
+    GPT2,
+    base_prefix="transformer",
+    buffers=r"attn\.bias|attn\.masked_bias",
+    fan_in_fan_out=True,
+)
 def gpt2(c: Any) -> Decoder:
     # Scores are always float32 here, which is all that this key asks for.
     c.get("reorder_and_upcast_attn")
