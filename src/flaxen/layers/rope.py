@@ -43,6 +43,12 @@ class Rope:
         value = dict(self.parameters).get(key)
         return default if value is None else value
 
+    @property
+    def switch(self) -> int | None:
+        """The length past which other frequencies hold for every position, earlier ones too."""
+        kind = self.get("rope_type", "default")
+        return self["original_max_position_embeddings"] if kind == "longrope" else None
+
     def tables(self, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
         """cos and sin, float32 (B, T, dim / 2), for integer positions (B, T)."""
         inv, scale = ROPE_TYPES[self.get("rope_type", "default")](self, positions.max() + 1)
