@@ -18,8 +18,9 @@ import numpy as np
 
 from flaxen.convert.formats.checkpoint import read_json
 from flaxen.convert.formats.safetensors import open_safetensors
-from flaxen.convert.relation import renamer
+from flaxen.convert.relation import Join, renamer
 from flaxen.core.errors import CheckpointError, ConfigError
+from flaxen.core.tree import paths
 from flaxen.layers.linear import Linear
 from flaxen.models.fold import Folded, in_body
 from flaxen.tune.lora import (
@@ -38,7 +39,6 @@ ONLY = {
     "peft_type": ("LORA",),
     "bias": ("none",),
     "use_dora": (False, None),
-    "fan_in_fan_out": (False, None),
     "modules_to_save": (None, []),
     "rank_pattern": ({}, None),
     "alpha_pattern": ({}, None),
@@ -67,19 +67,22 @@ def save_adapter(
     *,
     alpha: float,
     rank_stabilised: bool = False,
+    fan_in_fan_out: bool = False,
     base: str | None = None,
 ) -> Path:
     """Write the adapters of a model; `names` is its family's table, `base` the name of the model
-    they belong to.
+    they belong to. `fan_in_fan_out` tells PEFT that the projections lie `[in, out]` in the base's
+    file; adapters look the same either way.
 
     Raises:
-        ConfigError: when the model has none.
+        ConfigError: when the model has none, or one on a part of a tensor of the file.
     """
     from safetensors.numpy import save_file
 
     found = adapters(tree)
     if not found:
         raise ConfigError("This model has no adapters to save; were they merged?")
+    check_apart(found, names)
     tensors: dict[str, np.ndarray] = {}
     for path, leaf in found.items():
         modules = _modules(tree, path.removesuffix(".weight"), names)
@@ -94,10 +97,10 @@ def save_adapter(
         "r": next(iter(found.values())).rank,
         "lora_alpha": alpha,
         "use_rslora": rank_stabilised,
-        "target_modules": sorted({path.split(".")[-2] for path in found}),
+        "target_modules": _targets(tree, found, names),
         "lora_dropout": 0.0,
         "bias": "none",
-        "fan_in_fan_out": False,
+        "fan_in_fan_out": fan_in_fan_out,
         "inference_mode": True,
     }
     folder = Path(folder)
@@ -169,6 +172,33 @@ def _stacked(parts: Iterable[np.ndarray | None], shape: tuple[int, ...]) -> np.n
     """The parts one above the other, zeros where there is none."""
     zeros = np.zeros(shape, np.float32)
     return np.stack([zeros if part is None else part.astype(np.float32) for part in parts])
+
+
+def check_apart(found: Iterable[str], names: Mapping[str, Any]) -> None:
+    """Adapters, by the path of their weight, can be saved.
+
+    Raises:
+        ConfigError: one is on a part of a fused projection, so no module of the hub is its own.
+    """
+    joined = {label for x in names.values() if isinstance(x, Join) for label in x.parts}
+    wrong = [p for p in found if p.removesuffix(".weight").endswith(tuple(f".{j}" for j in joined))]
+    if wrong:
+        raise ConfigError(
+            f"An adapter on {wrong[0]} cannot be saved: in the file of this family that "
+            f"projection is a part of a larger one, as are all of {', '.join(sorted(joined))}. "
+            "Adapt other projections, or merge (flaxen.tune.merge)."
+        )
+
+
+def _targets(tree: Any, found: Iterable[str], names: Mapping[str, Any]) -> list[str]:
+    """The last words of the adapted modules' names: as many as tell them from all others."""
+    every = paths(tree, is_leaf=lambda x: isinstance(x, Linear))
+    linears = [path for path, x in every.items() if isinstance(x, Linear)]
+    adapted = {path.removesuffix(".weight") for path in found}
+    word = lambda path, n: ".".join(_modules(tree, path, names)[0].split(".")[-n:])
+    others = [path for path in linears if path not in adapted]
+    taken = {word(path, 1) for path in others}
+    return sorted({word(p, 2 if word(p, 1) in taken else 1) for p in adapted})
 
 
 def _each(array: np.ndarray, stacked: int) -> list[np.ndarray]:
