@@ -74,7 +74,7 @@ class WeightTransform:
 
     def match(self, key: str) -> Match | None:
         """The leftmost place where a source pattern matches."""
-        outer = self._outside(key)
+        outer = 0 if self.scope_prefix is None else self._outside(key)
         if outer is None:
             return None
         found = self._regex.search(key[outer:])
@@ -134,8 +134,6 @@ class WeightTransform:
 
     def _outside(self, key: str) -> int | None:
         """The length of the prefix that no pattern sees; None if the key is out of scope."""
-        if self.scope_prefix is None:
-            return 0
         scope = f"{self.scope_prefix}." if self.scope_prefix else ""
         base = f"{self.base_model_prefix}." if self.base_model_prefix else ""
         if key.startswith(base + scope):
