@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 from typing import Any
 
 import counterpart
 import sampling
+import torch
+from transformers import core_model_loading as loading
 
-from flaxen.convert.transforms import WeightTransform
+from flaxen.convert.lazy import LazyTensor
+from flaxen.convert.transforms import WeightConverter, WeightTransform, revert
+from flaxen.convert.transforms.naming import name_keys
 
 OFFSET = "renames where the pattern matched; theirs renames the first occurrence of that text"
 NESTED = "drops a look-around whole; theirs leaves the end of one with nested groups"
 
 MOST = 600
 """Keys of other transforms of an entry that each of its transforms is tried on."""
+
+CHAINS = 60
+"""Keys of an entry that go through all of its transforms, there and back."""
+
+LEADS_BACK = (
+    "leaves a name that its reversal would change into one that the transform does not lead back "
+    "from; theirs saves it under that"
+)
 
 SCOPES = ((None, None), ("vision_tower", "model"))
 
@@ -37,6 +50,54 @@ def compare(entry: str, transforms: list[Any], result: Any) -> None:
                 _renaming(entry, a, b.scoped(scope, base), some, result)
 
 
+def compare_chains(entry: str, transforms: list[Any], result: Any) -> None:
+    """Keys through all transforms of an entry in order, and the results back again."""
+    ours = [counterpart.ours(t) for t in transforms]
+    keys = sampling.keys([p for t in transforms for p in t.source_patterns])
+    model = SimpleNamespace(config=None)
+    for key in keys[:: max(1, len(keys) // CHAINS)]:
+        renamings, converters = _fresh(transforms)
+        name, pattern = loading.rename_source_key(key, renamings, converters)
+        if pattern is not None:
+            continue
+        result.chains += 1
+        if name_keys([key], ours, {name}, "").plain != {name: key}:
+            result.decide(OFFSET if _elsewhere(key, ours) else None, f"{entry}: {key} -> {name}")
+            continue
+        model._weight_conversions = [
+            copy.deepcopy(t) for t in transforms if not isinstance(t, loading.PrefixChange)
+        ]
+        backwards = [t.reverse_transform() for t in reversed(ours)]
+        if any(t.match(name) for t in backwards if isinstance(t, WeightConverter)):
+            continue
+        [theirs] = loading.revert_weight_conversion(model, {name: torch.zeros(1)})
+        [back] = revert({name: LazyTensor()}, ours)
+        if theirs != back:
+            lost = loading.rename_source_key(theirs, *_fresh(transforms))[0] != name
+            reason = LEADS_BACK if lost else OFFSET if _elsewhere(name, backwards) else None
+            result.decide(reason, f"{entry}: {name}: theirs {theirs}, ours {back}")
+
+
+def _elsewhere(key: str, transforms: list[WeightTransform]) -> bool:
+    """Whether what some transform matches occurs before that place too."""
+    for transform in transforms:
+        found = transform.match(key)
+        if found is not None:
+            text = key[len(found.prefix) : len(key) - len(found.suffix)]
+            if key.find(text) < len(found.prefix):
+                return True
+            key = transform.renamed(key)[0]
+    return False
+
+
+def _fresh(transforms: list[Any]) -> tuple[list[Any], list[Any]]:
+    fresh = [copy.deepcopy(t) for t in transforms]
+    return (
+        [t for t in fresh if not hasattr(t, "operations")],
+        [t for t in fresh if hasattr(t, "operations")],
+    )
+
+
 def _back(theirs: Any) -> list[str]:
     return theirs.reverse_transform().source_patterns
 
@@ -48,12 +109,9 @@ def _patterns(entry: str, theirs: Any, ours: WeightTransform, result: Any) -> No
     ):
         result.patterns += 1
         same = (a.source_patterns, a.target_patterns) == (b.source_patterns, b.target_patterns)
-        if same:
-            continue
-        if any(text.endswith(")") for text in a.target_patterns):
-            result.decided(NESTED, f"{entry}: {way}{theirs}")
-        else:
-            result.fail(f"{entry}: {way}patterns of {a} are {b}")
+        if not same:
+            torn = any(text.endswith(")") for text in a.target_patterns)
+            result.decide(NESTED if torn else None, f"{entry}: {way}{a} is {b}")
 
 
 def _renaming(entry: str, theirs: Any, ours: WeightTransform, keys: list[str], result: Any) -> None:
@@ -62,14 +120,10 @@ def _renaming(entry: str, theirs: Any, ours: WeightTransform, keys: list[str], r
         want, got = theirs.rename_source_key(key), ours.rename_source_key(key)
         if want == got:
             continue
-        found = ours.match(key)
-        text = key[len(found.prefix) : len(key) - len(found.suffix)] if found else ""
-        if want[1] == got[1] and found and key.find(text) < len(found.prefix):
-            result.decided(OFFSET, f"{entry}: {ours} on {key}")
-        elif want[1] == got[1] and any(t.endswith(")") for t in theirs.target_patterns):
-            result.decided(NESTED, f"{entry}: {ours} on {key}")
-        else:
-            result.fail(f"{entry}: {ours} on {key}: theirs {want}, ours {got}")
+        same = want[1] == got[1]
+        torn = any(t.endswith(")") for t in theirs.target_patterns)
+        reason = OFFSET if _elsewhere(key, [ours]) else NESTED if torn else None
+        result.decide(reason if same else None, f"{entry}: {ours}: {key}: {want}, ours {got}")
     result.used += theirs.was_used() == ours.was_used()
     if theirs.was_used() != ours.was_used():
         result.fail(f"{entry}: {ours}.was_used() is {ours.was_used()}")

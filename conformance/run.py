@@ -19,7 +19,7 @@ class Result:
     """Counts, and what differs."""
 
     def __init__(self) -> None:
-        self.entries = self.transforms = self.patterns = self.renames = self.used = 0
+        self.entries = self.transforms = self.patterns = self.renames = self.used = self.chains = 0
         self.with_converter = self.checkpoints = self.converters = self.tensors = 0
         self.saved = self.theirs_saved = self.new = 0
         self.failures: list[str] = []
@@ -29,8 +29,12 @@ class Result:
     def fail(self, text: str) -> None:
         self.failures.append(text)
 
-    def decided(self, reason: str, where: str) -> None:
-        self.decisions.setdefault(reason, []).append(where)
+    def decide(self, reason: str | None, text: str) -> None:
+        """A difference: one that we chose, for this reason, or a failure."""
+        if reason is None:
+            self.failures.append(text)
+        else:
+            self.decisions.setdefault(reason, []).append(text)
 
 
 def main() -> int:
@@ -47,6 +51,7 @@ def main() -> int:
             result.transforms += len(transforms)
             if not chosen.checkpoints:
                 names.compare(entry, transforms, result)
+            names.compare_chains(entry, transforms, result)
             checkpoints.compare(entry, transforms, result)
     seconds = time.perf_counter() - start
     if chosen.json:

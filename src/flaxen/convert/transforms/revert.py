@@ -11,7 +11,7 @@ from flaxen.convert.transforms.converter import WeightConverter
 from flaxen.convert.transforms.naming import Entry, Shift
 from flaxen.convert.transforms.pattern import natural_key
 from flaxen.convert.transforms.registry import LEGACY
-from flaxen.convert.transforms.renaming import GroupWeightRename, PrefixChange
+from flaxen.convert.transforms.renaming import PrefixChange
 from flaxen.convert.transforms.transform import Match, WeightTransform
 from flaxen.convert.transforms.view import Applied
 from flaxen.core.errors import CheckpointError
@@ -96,17 +96,27 @@ def _renamed_back(
     tensors: Mapping[str, LazyTensor],
     pairs: Sequence[tuple[WeightTransform, WeightTransform]],
 ) -> dict[str, LazyTensor]:
-    names = {name: name for name in tensors}
+    freely, strictly = ({name: name for name in tensors} for _ in range(2))
     for forward, back in pairs:
-        rename = back.over(list(names.values()))
-        for name, now in names.items():
-            before, pattern = rename(now)
-            if pattern is not None and _same(forward, before, now):
-                names[name] = before
+        for names, strict in ((freely, False), (strictly, True)):
+            rename = back.over(list(names.values()))
+            for name, now in names.items():
+                before, pattern = rename(now)
+                if pattern is not None and not (strict and _forward(before, [forward]) != now):
+                    names[name] = before
+    forwards = [forward for forward, _ in reversed(pairs)]
     out: dict[str, LazyTensor] = {}
     for name, tensor in tensors.items():
-        _put(out, names[name], tensor)
+        # All together may lead back where one of them alone does not.
+        whole = freely[name] == strictly[name] or _forward(freely[name], forwards) == name
+        _put(out, freely[name] if whole else strictly[name], tensor)
     return out
+
+
+def _forward(key: str, transforms: Sequence[WeightTransform]) -> str:
+    for transform in transforms:
+        key = transform.renamed(key)[0]
+    return key
 
 
 def _put(out: dict[str, LazyTensor], key: str, tensor: LazyTensor) -> None:
@@ -116,7 +126,3 @@ def _put(out: dict[str, LazyTensor], key: str, tensor: LazyTensor) -> None:
             "lead back to different names."
         )
     out[key] = tensor
-
-
-def _same(forward: WeightTransform, before: str, now: str) -> bool:
-    return isinstance(forward, GroupWeightRename) or forward.renamed(before)[0] == now
