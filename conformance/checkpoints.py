@@ -223,7 +223,10 @@ def _targets(converter, keys, shape, targets, renamings, converters):
     name, _ = _named(keys[0][0], renamings, converters)
     first = converter.target_patterns[0]
     if targets is not None:
-        return {name.replace(first, t): s for t, s in zip(converter.target_patterns, targets)}
+        return {
+            name.replace(first, t): s
+            for t, s in zip(converter.target_patterns, targets, strict=True)
+        }
     stub = SimpleNamespace(
         get_parameter=lambda _: torch.zeros(1),
         get_parameter_or_buffer=lambda _: torch.zeros(1, 1, 1),
@@ -231,7 +234,7 @@ def _targets(converter, keys, shape, targets, renamings, converters):
     )
     data = {
         p: [torch.from_numpy(_values(k, shape)) for k in some]
-        for p, some in zip(converter.source_patterns, keys)
+        for p, some in zip(converter.source_patterns, keys, strict=True)
     }
     for op in converter.operations:
         data = op.convert(

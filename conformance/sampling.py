@@ -52,20 +52,21 @@ def _part(op, arg, number: str, anything: str) -> Iterator[str]:
         raise NotImplementedError(f"{op} in a pattern")
 
 
-def keys(patterns: Sequence[str]) -> list[str]:
+def keys(patterns: Sequence[str], doubled: bool = True) -> list[str]:
     """Keys around what the patterns match: with prefixes and suffixes, doubled, one letter off."""
     found: dict[str, None] = {}
     for pattern in patterns:
         for number in NUMBERS:
             for text in texts(pattern, number, "y" if number == "7" else ".")[:6]:
-                found.update(dict.fromkeys(_around(text)))
+                found.update(dict.fromkeys(_around(text, doubled)))
     return list(found)
 
 
-def _around(text: str) -> Iterator[str]:
+def _around(text: str, doubled: bool) -> Iterator[str]:
     yield from (prefix + text + suffix for prefix in PREFIXES for suffix in SUFFIXES)
-    yield f"{text}.{text}"
-    yield f"model.{text}.x.{text}.weight"
+    if doubled:
+        yield f"{text}.{text}"
+        yield f"model.{text}.x.{text}.weight"
     if text:
         yield f"model.{text[:-1]}.weight"
         yield f"model.{text[1:]}.weight"

@@ -57,9 +57,7 @@ def convert(
     return {named[key]: tensor for key, tensor in parts.items()}, record
 
 
-def undo(
-    done: Conversion, tensors: Mapping[str, LazyTensor], config: Any
-) -> dict[str, LazyTensor]:
+def undo(done: Conversion, tensors: Mapping[str, LazyTensor], config: Any) -> dict[str, LazyTensor]:
     """The tensors of the checkpoint by key, from those of the model."""
     back = done.converter.reverse_transform()
     assert isinstance(back, WeightConverter)

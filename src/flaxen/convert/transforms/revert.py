@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from flaxen.convert.lazy import LazyTensor
@@ -77,7 +77,7 @@ def _through(
             if found is not None and _leads_back(forward, back, found):
                 first = found.named(back.target_patterns[0])
                 entry = entries.setdefault((i, first), Entry(back, found, Shift()))
-                entry.keys.setdefault(found.index, []).append(name)
+                entry.keys.setdefault(found.source, []).append(name)
                 break
         else:
             out[name] = tensors[name]
@@ -96,27 +96,42 @@ def _renamed_back(
     tensors: Mapping[str, LazyTensor],
     pairs: Sequence[tuple[WeightTransform, WeightTransform]],
 ) -> dict[str, LazyTensor]:
-    freely, strictly = ({name: name for name in tensors} for _ in range(2))
-    for forward, back in pairs:
-        for names, strict in ((freely, False), (strictly, True)):
-            rename = back.over(list(names.values()))
-            for name, now in names.items():
-                before, pattern = rename(now)
-                if pattern is not None and not (strict and _forward(before, [forward]) != now):
-                    names[name] = before
-    forwards = [forward for forward, _ in reversed(pairs)]
+    before = _names_back(tensors, pairs, keep_doubles=False)
+    if len(set(before.values())) < len(before):
+        before = _names_back(tensors, pairs, keep_doubles=True)
     out: dict[str, LazyTensor] = {}
     for name, tensor in tensors.items():
-        # All together may lead back where one of them alone does not.
-        whole = freely[name] == strictly[name] or _forward(freely[name], forwards) == name
-        _put(out, freely[name] if whole else strictly[name], tensor)
+        _put(out, before[name], tensor)
     return out
 
 
-def _forward(key: str, transforms: Sequence[WeightTransform]) -> str:
-    for transform in transforms:
-        key = transform.renamed(key)[0]
-    return key
+def _names_back(
+    names: Iterable[str],
+    pairs: Sequence[tuple[WeightTransform, WeightTransform]],
+    keep_doubles: bool,
+) -> dict[str, str]:
+    out = {name: name for name in names}
+    for forward, back in pairs:
+        rename = back.over(list(out.values()))
+        for name, now in out.items():
+            before, pattern = rename(now)
+            if pattern is None or forward.renamed(before)[0] != now:
+                continue
+            if keep_doubles or not _in_old_form(now, forward, back):
+                out[name] = before
+    return out
+
+
+def _in_old_form(name: str, forward: WeightTransform, back: WeightTransform) -> bool:
+    """Whether what would be put back is around its place already: encoder.(encoder.)layers."""
+    old, new = forward.match(name), back.match(name)
+    return (
+        old is not None
+        and new is not None
+        and len(old.text) > len(new.text)
+        and len(old.prefix) <= len(new.prefix)
+        and len(old.suffix) <= len(new.suffix)
+    )
 
 
 def _put(out: dict[str, LazyTensor], key: str, tensor: LazyTensor) -> None:
