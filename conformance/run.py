@@ -13,6 +13,7 @@ import time
 import checkpoints
 import counterpart
 import names
+from transformers.utils import logging
 
 
 class Result:
@@ -43,6 +44,7 @@ def main() -> int:
     options.add_argument("--only", help="one entry of the mapping")
     options.add_argument("--checkpoints", action="store_true", help="leave the names out")
     chosen = options.parse_args()
+    logging.disable_progress_bar()
     result, start = Result(), time.perf_counter()
     mapping = counterpart.their_mapping()
     for entry, transforms in mapping.items():
