@@ -23,6 +23,9 @@ ALIGNMENT = 64
 LARGE = 1 << 20
 """Bytes from which an array gets pages of its own."""
 
+STRIP = 16
+"""Elements of a row that a transposing copy moves at a time: about a cache line."""
+
 
 def whole(shape: Sequence[int]) -> Box:
     """The box that covers a shape."""
@@ -57,6 +60,24 @@ def aligned_empty(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
     raw = np.empty(nbytes + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
     return raw[start : start + nbytes].view(dtype).reshape(shape)
+
+
+def copy(out: np.ndarray, values: np.ndarray) -> None:
+    """`np.copyto` to any dtype, several times as fast where the fastest axes of the two differ."""
+    fast = _fastest(out)
+    if out.nbytes < LARGE or fast == _fastest(values):
+        np.copyto(out, values, casting="unsafe")
+        return
+    # Whole rows of `values`, so few that the lines of `out` they go to stay in the cache.
+    for start in range(0, out.shape[fast], STRIP):
+        strip = (*(slice(None),) * fast, slice(start, start + STRIP))
+        np.copyto(out[strip], values[strip], casting="unsafe")
+
+
+def _fastest(array: np.ndarray) -> int:
+    """The axis with neighbouring elements, among those long enough to matter."""
+    strides = {abs(s): i for i, s in enumerate(array.strides) if array.shape[i] >= STRIP}
+    return strides[min(strides)] if strides else 0
 
 
 def is_float(dtype: np.dtype) -> bool:

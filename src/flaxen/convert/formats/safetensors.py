@@ -88,6 +88,8 @@ def open_safetensors(path: Path) -> Checkpoint:
         config=config,
         generation_config=generation,
         folder=folder,
+        format="safetensors",
+        files=shards,
         metadata=metadata,
         close=files.close,
     )
@@ -109,14 +111,7 @@ def _files(path: Path) -> tuple[list[Path], dict[str, list[str]] | None]:
 
 
 def _indexed(index: Path) -> tuple[list[Path], dict[str, list[str]]]:
-    weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise CheckpointError(f"{index} has no weight_map, so no tensor can be found by it.")
-    wanted: dict[str, list[str]] = {}
-    for name, file in weight_map.items():
-        if not isinstance(file, str) or Path(file).name != file:
-            raise CheckpointError(f"{index} puts {name!r} in {file!r}, which is no file name.")
-        wanted.setdefault(file, []).append(name)
+    wanted = wanted_by_file(read_json(index), index)
     absent = sorted(file for file in wanted if not (index.parent / file).is_file())
     if absent:
         raise CheckpointError(
@@ -124,6 +119,19 @@ def _indexed(index: Path) -> tuple[list[Path], dict[str, list[str]]]:
             f"Fetch them into {index.parent}."
         )
     return [index.parent / file for file in sorted(wanted)], wanted
+
+
+def wanted_by_file(index: dict[str, Any], where: str | Path) -> dict[str, list[str]]:
+    """The names that an index, read from `where`, puts into each file beside it."""
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{where} has no weight_map, so no tensor can be found by it.")
+    wanted: dict[str, list[str]] = {}
+    for name, file in weight_map.items():
+        if not isinstance(file, str) or Path(file).name != file:
+            raise CheckpointError(f"{where} puts {name!r} in {file!r}, which is no file name.")
+        wanted.setdefault(file, []).append(name)
+    return wanted
 
 
 def read_header(path: Path) -> tuple[dict[str, Entry], dict[str, str]]:
