@@ -15,6 +15,21 @@ import counterpart
 import names
 from transformers.utils import logging
 
+COUNTED = {
+    "entries": "entries of the mapping",
+    "transforms": "transforms, each made with the arguments of theirs",
+    "patterns": "times source and target patterns compared, there and back",
+    "renames": "keys renamed by one transform, in two scopes, there and back",
+    "chains": "keys renamed by all transforms of an entry, there and back",
+    "with_converter": "entries with a converter",
+    "converters": "converters that took part in a checkpoint",
+    "checkpoints": "checkpoints loaded by both",
+    "tensors": "tensors of these compared bit for bit",
+    "saved": "of the checkpoints given back exactly by us",
+    "theirs_saved": "of the checkpoints given back exactly by theirs",
+    "new": "times the same weights saved as a new model's by both",
+}
+
 
 class Result:
     """Counts, and what differs."""
@@ -64,9 +79,10 @@ def main() -> int:
 
 
 def show(result: Result, seconds: float) -> None:
-    for name, value in vars(result).items():
-        if isinstance(value, int):
-            print(f"{name:12} {value:>9,}")
+    for name, words in COUNTED.items():
+        print(f"{getattr(result, name):>10,}  {words}")
+    for text in result.not_covered:
+        print(f"\nnot covered: {text}")
     for reason, where in result.decisions.items():
         print(f"\ndiffers by decision ({len(where):,}): {reason}\n  e.g. {where[0]}")
     for text in result.failures[:40]:
