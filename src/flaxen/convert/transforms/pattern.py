@@ -65,6 +65,19 @@ def target_text(pattern: str) -> tuple[str, str | None]:
     return text.replace(r"\.", "."), group
 
 
+def numbered_groups(pattern: str) -> tuple[str, list[str]]:
+    """A source with `\\1`, `\\2`, ... for its groups, and what these are; look-arounds stay."""
+    text, groups, at = pattern, [], 0
+    while (at := text.find("(", at)) >= 0:
+        stop = _group_end(text, at)
+        if text.startswith("(?", at):
+            at = stop
+            continue
+        groups.append(text[at:stop])
+        text = rf"{text[:at]}\{len(groups)}{text[stop:]}"
+    return text, groups
+
+
 def source_text(pattern: str, target: str | None, group: str | None) -> str:
     """A source as it is searched for: `\\1` spelled out, anchored where its target was.
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Self
 
+from flaxen.convert.transforms.pattern import numbered_groups
 from flaxen.convert.transforms.transform import Match, Renaming, WeightTransform
 from flaxen.core.errors import ConfigError
 
@@ -43,13 +44,13 @@ class GroupWeightRename(WeightRenaming):
         target = re.sub(
             r"\\([1-9])",
             lambda digit: found.groups[int(digit[1]) - 1] or "",
-            self.target_patterns[found.index],
+            self.target_patterns[found.source],
         )
-        return f"{found.prefix}{target}{found.suffix}", self.source_patterns[found.index]
+        return f"{found.prefix}{target}{found.suffix}", self.source_patterns[found.source]
 
     def rename_source_key(self, source_key: str) -> tuple[str, str | None]:
         found = self.match(source_key)
-        self._guard_seen |= found is not None and found.index == 0
+        self._guard_seen |= found is not None and found.source == 0
         return super().rename_source_key(source_key) if self._guard_seen else (source_key, None)
 
     def over(self, keys: Iterable[str]) -> Renaming:
@@ -65,7 +66,7 @@ class GroupWeightRename(WeightRenaming):
                 found = theirs.match(key)
                 if found is not None:
                     in_order.add(_place(found))
-            elif found.index == 0:
+            elif found.source == 0:
                 guarded.add(_place(found))
         in_order -= guarded
 
@@ -76,8 +77,7 @@ class GroupWeightRename(WeightRenaming):
         return rename
 
     def _reversed(self) -> GroupWeightRename:
-        sources, targets = self._given
-        pairs = sorted(zip(targets, sources, strict=True))
+        pairs = sorted(_swapped(*pair) for pair in zip(*self._given, strict=True))
         return type(self)([new for new, _ in pairs], [old for _, old in pairs])
 
 
@@ -176,3 +176,11 @@ class IndexOffsetWeightRename(WeightRenaming):
 def _place(found: Match) -> tuple:
     """The layer that a group of names belongs to."""
     return found.prefix, found.groups
+
+
+def _swapped(source: str, target: str) -> tuple[str, str]:
+    """The source and the target of the opposite renaming, all groups spelled out in the source."""
+    text, groups = numbered_groups(source)
+    for i, group in enumerate(groups, 1):
+        target = target.replace(rf"\{i}", group, 1)
+    return target, text

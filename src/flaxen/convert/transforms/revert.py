@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from flaxen.convert.lazy import LazyTensor
@@ -11,7 +11,7 @@ from flaxen.convert.transforms.converter import WeightConverter
 from flaxen.convert.transforms.naming import Entry, Shift
 from flaxen.convert.transforms.pattern import natural_key
 from flaxen.convert.transforms.registry import LEGACY
-from flaxen.convert.transforms.renaming import GroupWeightRename, PrefixChange
+from flaxen.convert.transforms.renaming import PrefixChange
 from flaxen.convert.transforms.transform import Match, WeightTransform
 from flaxen.convert.transforms.view import Applied
 from flaxen.core.errors import CheckpointError
@@ -77,7 +77,7 @@ def _through(
             if found is not None and _leads_back(forward, back, found):
                 first = found.named(back.target_patterns[0])
                 entry = entries.setdefault((i, first), Entry(back, found, Shift()))
-                entry.keys.setdefault(found.index, []).append(name)
+                entry.keys.setdefault(found.source, []).append(name)
                 break
         else:
             out[name] = tensors[name]
@@ -96,17 +96,42 @@ def _renamed_back(
     tensors: Mapping[str, LazyTensor],
     pairs: Sequence[tuple[WeightTransform, WeightTransform]],
 ) -> dict[str, LazyTensor]:
-    names = {name: name for name in tensors}
-    for forward, back in pairs:
-        rename = back.over(list(names.values()))
-        for name, now in names.items():
-            before, pattern = rename(now)
-            if pattern is not None and _same(forward, before, now):
-                names[name] = before
+    before = _names_back(tensors, pairs, keep_doubles=False)
+    if len(set(before.values())) < len(before):
+        before = _names_back(tensors, pairs, keep_doubles=True)
     out: dict[str, LazyTensor] = {}
     for name, tensor in tensors.items():
-        _put(out, names[name], tensor)
+        _put(out, before[name], tensor)
     return out
+
+
+def _names_back(
+    names: Iterable[str],
+    pairs: Sequence[tuple[WeightTransform, WeightTransform]],
+    keep_doubles: bool,
+) -> dict[str, str]:
+    out = {name: name for name in names}
+    for forward, back in pairs:
+        rename = back.over(list(out.values()))
+        for name, now in out.items():
+            before, pattern = rename(now)
+            if pattern is None or forward.renamed(before)[0] != now:
+                continue
+            if keep_doubles or not _in_old_form(now, forward, back):
+                out[name] = before
+    return out
+
+
+def _in_old_form(name: str, forward: WeightTransform, back: WeightTransform) -> bool:
+    """Whether what would be put back is around its place already: encoder.(encoder.)layers."""
+    old, new = forward.match(name), back.match(name)
+    return (
+        old is not None
+        and new is not None
+        and len(old.text) > len(new.text)
+        and len(old.prefix) <= len(new.prefix)
+        and len(old.suffix) <= len(new.suffix)
+    )
 
 
 def _put(out: dict[str, LazyTensor], key: str, tensor: LazyTensor) -> None:
@@ -116,7 +141,3 @@ def _put(out: dict[str, LazyTensor], key: str, tensor: LazyTensor) -> None:
             "lead back to different names."
         )
     out[key] = tensor
-
-
-def _same(forward: WeightTransform, before: str, now: str) -> bool:
-    return isinstance(forward, GroupWeightRename) or forward.renamed(before)[0] == now

@@ -16,9 +16,10 @@ Renaming = Callable[[str], tuple[str, str | None]]
 class Match(NamedTuple):
     """Where a transform applies to a key."""
 
-    index: int
-    """Of the source pattern."""
+    source: int
+    """Index of the source pattern."""
     prefix: str
+    text: str
     suffix: str
     groups: tuple[str | None, ...]
     """What the groups of that pattern took."""
@@ -74,7 +75,7 @@ class WeightTransform:
 
     def match(self, key: str) -> Match | None:
         """The leftmost place where a source pattern matches."""
-        outer = self._outside(key)
+        outer = 0 if self.scope_prefix is None else self._outside(key)
         if outer is None:
             return None
         found = self._regex.search(key[outer:])
@@ -84,18 +85,22 @@ class WeightTransform:
         own = self._regex.groupindex[found.lastgroup]
         groups = found.groups()[own : own + self._groups[index]]
         start, stop = found.span()
-        return Match(index, key[: outer + start], key[outer + stop :], groups)
+        return Match(index, key[: outer + start], found[0], key[outer + stop :], groups)
 
     def renamed(self, key: str) -> tuple[str, str | None]:
         """The new name, and the source pattern that matched or None. Remembers nothing."""
         found = self.match(key)
         if found is None:
             return key, None
-        return found.named(self.target_patterns[0]), self.source_patterns[found.index]
+        return found.named(self.target_patterns[0]), self.source_patterns[found.source]
 
     def over(self, keys: Iterable[str]) -> Renaming:
         """How it renames each of these keys, which all come from one checkpoint."""
-        return self.renamed
+        if self.scope_prefix is not None:
+            return self.renamed
+        # Most keys match nothing: the plain search is quicker to say so.
+        search, renamed = self._regex.search, self.renamed
+        return lambda key: renamed(key) if search(key) else (key, None)
 
     def rename_source_key(self, source_key: str) -> tuple[str, str | None]:
         """The new name, and the source pattern that matched or None."""
@@ -134,8 +139,6 @@ class WeightTransform:
 
     def _outside(self, key: str) -> int | None:
         """The length of the prefix that no pattern sees; None if the key is out of scope."""
-        if self.scope_prefix is None:
-            return 0
         scope = f"{self.scope_prefix}." if self.scope_prefix else ""
         base = f"{self.base_model_prefix}." if self.base_model_prefix else ""
         if key.startswith(base + scope):
