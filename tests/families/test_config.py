@@ -237,6 +237,22 @@ def test_nan_in_a_config_is_refused():
         build(rms_norm_eps=float("nan"))
 
 
+@pytest.mark.parametrize("classes", [5, "LlamaForCausalLM", [["LlamaForCausalLM"]], [None]])
+def test_architectures_that_are_no_names_are_refused(classes):
+    with pytest.raises(ConfigError, match="architectures=.*expected a list of names"):
+        build(architectures=classes)
+
+
+def test_an_absurd_number_of_layers_is_refused():
+    with pytest.raises(ConfigError, match="num_hidden_layers=2000000000; expected at most"):
+        build(num_hidden_layers=2_000_000_000)
+
+
+def test_a_dtype_that_is_none_is_refused():
+    with pytest.raises(ConfigError, match="not usable"):
+        build(dtype=1e308)
+
+
 @pytest.mark.parametrize(
     "rope, words",
     [

@@ -10,12 +10,14 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from flaxen.convert.formats.checkpoint import read_json
+from flaxen.convert.formats.safetensors import open_safetensors
 from flaxen.convert.relation import Join, renamer
 from flaxen.core.errors import CheckpointError, ConfigError
 from flaxen.core.tree import paths
@@ -49,6 +51,13 @@ ONLY = {
     "target_parameters": (None, []),
 }
 """Keys of the config that change what an adapter computes, and the values we can follow."""
+
+NUMBERS: list[tuple[str, Callable[[Any], bool], str]] = [
+    ("r", lambda x: type(x) is int and 0 < x < 2**31, "a whole number of 1 or more"),
+    ("lora_alpha", lambda x: type(x) in (int, float) and abs(x) < 1e30, "a number"),
+    ("use_rslora", lambda x: x in (None, True, False), "true or false"),
+]
+"""What the scale of an adapter is made of."""
 
 
 def save_adapter(
@@ -114,7 +123,7 @@ def load_adapter(tree: Any, folder: str | os.PathLike[str], names: Mapping[str, 
         raise ConfigError("This model has adapters already; merge them before loading others.")
     config, left = _read(Path(folder))
     rank, folded = config["r"], in_body(tree)
-    scale = scale_of(rank, config["lora_alpha"], config.get("use_rslora", False))
+    scale = scale_of(rank, config["lora_alpha"], bool(config.get("use_rslora")))
     problems: list[str] = []
 
     def adapt(path: str, layer: Linear) -> Linear:
@@ -125,15 +134,16 @@ def load_adapter(tree: Any, folder: str | os.PathLike[str], names: Mapping[str, 
         for side, shape in zip("AB", shapes, strict=True):
             one = shape[1:] if folded(path) else shape
             flat = (rank, math.prod(one[1:])) if side == "A" else (math.prod(one[:-1]), rank)
-            parts = []
-            for key in keys:
-                array = left.pop(f"{key}.lora_{side}.weight", np.zeros(flat, np.float32))
-                if array.shape != flat:
-                    problems.append(f"{key}.lora_{side} is {array.shape}, expected {flat}")
-                    array = np.zeros(flat, np.float32)
-                parts.append(array)
-            sides.append(np.stack(parts).astype(np.float32).reshape(shape))
-        return with_adapter(layer, sides[0], sides[1], scale)
+            found = {key: left.pop(f"{key}.lora_{side}.weight", None) for key in keys}
+            wrong = [(k, x.shape) for k, x in found.items() if x is not None and x.shape != flat]
+            problems.extend(f"{k}.lora_{side} is {is_}, expected {flat}" for k, is_ in wrong)
+            sides.append((shape, flat, found))
+        halves = [key for key in keys if len({found[key] is None for *_, found in sides}) == 2]
+        problems.extend(f"{key} has only one of lora_A and lora_B" for key in halves)
+        if problems:
+            return layer
+        full = [_stacked(found.values(), flat).reshape(shape) for shape, flat, found in sides]
+        return with_adapter(layer, full[0], full[1], scale)
 
     adapted = map_linears(adapt, tree)
     problems += [f"the model has no place for {key}" for key in sorted(left)]
@@ -156,6 +166,12 @@ def _modules(tree: Any, path: str, names: Mapping[str, Any]) -> list[str]:
     if kind == "tail":
         return [rename(f"layers.{layers.count * period + index}{rest}")]
     return [rename(f"layers.{i * period + index}{rest}") for i in range(layers.count)]
+
+
+def _stacked(parts: Iterable[np.ndarray | None], shape: tuple[int, ...]) -> np.ndarray:
+    """The parts one above the other, zeros where there is none."""
+    zeros = np.zeros(shape, np.float32)
+    return np.stack([zeros if part is None else part.astype(np.float32) for part in parts])
 
 
 def check_apart(found: Iterable[str], names: Mapping[str, Any]) -> None:
@@ -193,19 +209,14 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """The config and the tensors of an adapter folder, refused where we cannot follow them
     exactly.
     """
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
-    try:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        tensors = load_file(folder / WEIGHTS)
-    except FileNotFoundError as error:
+    absent = [name for name in (CONFIG, WEIGHTS) if not (folder / name).is_file()]
+    if absent:
         raise CheckpointError(
-            f"{error.filename or folder / WEIGHTS} is not there; "
-            f"an adapter folder has {CONFIG} and {WEIGHTS}."
-        ) from error
-    except (SafetensorError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"The adapter in {folder} is damaged: {error}.") from error
+            f"{folder / absent[0]} is not there; an adapter folder has {CONFIG} and {WEIGHTS}."
+        )
+    config = read_json(folder / CONFIG)
+    with open_safetensors(folder / WEIGHTS) as checkpoint:
+        tensors = {name: tensor.read() for name, tensor in checkpoint.items()}
     wrong = [
         f"{key}={config[key]!r}"
         for key, good in ONLY.items()
@@ -216,4 +227,9 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
             f"{folder / CONFIG} asks for {', '.join(wrong)}, which is not supported. "
             "Merge that adapter with the library that made it, and load the merged model."
         )
+    for key, fits, words in NUMBERS:
+        if not fits(config.get(key)):
+            raise ConfigError(
+                f"{folder / CONFIG} says {key}={config.get(key)!r}; expected {words}."
+            )
     return config, tensors
