@@ -44,7 +44,15 @@ def _in_blocks(x: jax.Array, weight: jax.Array, sizes: jax.Array) -> jax.Array:
     """Block by block of rows of one group. XLA on CPU multiplies every row of a ragged product with
     every group.
     """
-    return _blocks_dot(x, weight, sizes, over=1)
+    height = _height(x, sizes)
+    padded, wide = _padded(x, height), jnp.promote_types(x.dtype, jnp.float32)
+
+    def block(y: jax.Array, group: jax.Array, row: jax.Array, end: jax.Array) -> jax.Array:
+        part = product(_rows(padded, row, height), weight[group], (((1,), (1,)), ((), ())))
+        return _written(y, part, row)
+
+    y = jnp.zeros((len(padded), weight.shape[1]), wide)
+    return _each_block(block, y, sizes, height)[: len(x)]
 
 
 def _in_blocks_fwd(x: jax.Array, weight: jax.Array, sizes: jax.Array) -> Any:
@@ -53,45 +61,38 @@ def _in_blocks_fwd(x: jax.Array, weight: jax.Array, sizes: jax.Array) -> Any:
 
 def _in_blocks_bwd(kept: Any, grad: jax.Array) -> Any:
     x, weight, sizes = kept
-    grad = grad.astype(x.dtype)
-    dx = _blocks_dot(grad, weight, sizes, over=0)
-    dw = _blocks_outer(grad, x, sizes)
-    return dx.astype(x.dtype), dw.astype(weight.dtype), None
+    height = _height(x, sizes)
+    rows, grads = _padded(x, height), _padded(grad.astype(x.dtype), height)
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+
+    def block(sums: Any, group: jax.Array, row: jax.Array, end: jax.Array) -> Any:
+        dx, dw = sums
+        g = _rows(grads, row, height)
+        dx = _written(dx, product(g, weight[group], (((1,), (0,)), ((), ()))), row)
+        ours = (row + jnp.arange(height) < end)[:, None]
+        outer = (((0,), (0,)), ((), ()))
+        dw = dw.at[group].add(product(jnp.where(ours, g, 0), _rows(rows, row, height), outer))
+        return dx, dw
+
+    start = jnp.zeros(rows.shape, wide), jnp.zeros(weight.shape, wide)
+    dx, dw = _each_block(block, start, sizes, height)
+    return dx[: len(x)].astype(x.dtype), dw.astype(weight.dtype), None
 
 
 _in_blocks.defvjp(_in_blocks_fwd, _in_blocks_bwd)
 
 
-def _blocks_dot(x: jax.Array, weight: jax.Array, sizes: jax.Array, over: int) -> jax.Array:
-    """Contract the columns of `x` with axis `over` of each group's matrix."""
-    height = _height(x, sizes)
-    padded = jnp.pad(x, [(0, height), (0, 0)])
-    wide = jnp.promote_types(x.dtype, jnp.float32)
-
-    def block(y: jax.Array, group: jax.Array, row: jax.Array, end: jax.Array) -> jax.Array:
-        # What it writes below its group's last row, the next group's first block writes again.
-        rows = jax.lax.dynamic_slice_in_dim(padded, row, height)
-        part = product(rows, weight[group], (((1,), (over,)), ((), ())))
-        return jax.lax.dynamic_update_slice_in_dim(y, part, row, 0)
-
-    y = jnp.zeros((len(padded), weight.shape[2 - over]), wide)
-    return _each_block(block, y, sizes, height)[: len(x)]
+def _padded(x: jax.Array, height: int) -> jax.Array:
+    return jnp.pad(x, [(0, height), (0, 0)])
 
 
-def _blocks_outer(a: jax.Array, b: jax.Array, sizes: jax.Array) -> jax.Array:
-    """a (R, O), b (R, I) -> for each group the sum of its rows' outer products, (G, O, I)."""
-    height = _height(a, sizes)
-    a, b = (jnp.pad(x, [(0, height), (0, 0)]) for x in (a, b))
-    wide = jnp.promote_types(a.dtype, jnp.float32)
+def _rows(x: jax.Array, row: jax.Array, height: int) -> jax.Array:
+    return jax.lax.dynamic_slice_in_dim(x, row, height)
 
-    def block(sums: jax.Array, group: jax.Array, row: jax.Array, end: jax.Array) -> jax.Array:
-        left, right = (jax.lax.dynamic_slice_in_dim(x, row, height) for x in (a, b))
-        ours = (row + jnp.arange(height) < end)[:, None]
-        part = product(jnp.where(ours, left, 0), right, (((0,), (0,)), ((), ())))
-        return sums.at[group].add(part)
 
-    sums = jnp.zeros((len(sizes), a.shape[1], b.shape[1]), wide)
-    return _each_block(block, sums, sizes, height)
+def _written(y: jax.Array, part: jax.Array, row: jax.Array) -> jax.Array:
+    # What it writes below its group's last row, the next group's first block writes again.
+    return jax.lax.dynamic_update_slice_in_dim(y, part, row, 0)
 
 
 def _height(x: jax.Array, sizes: jax.Array) -> int:
@@ -100,14 +101,12 @@ def _height(x: jax.Array, sizes: jax.Array) -> int:
     return min(MOST_ROWS, 1 << (share - 1).bit_length())
 
 
-def _each_block(
-    block: Callable[..., jax.Array], start: jax.Array, sizes: jax.Array, height: int
-) -> jax.Array:
+def _each_block(block: Callable[..., Any], start: Any, sizes: jax.Array, height: int) -> Any:
     """`block(carry, group, first row, the group's end)` for all blocks, by rising rows."""
     counts = -(-sizes // height)
     ends, last = jnp.cumsum(sizes), jnp.cumsum(counts)
 
-    def step(i: jax.Array, carry: jax.Array) -> jax.Array:
+    def step(i: jax.Array, carry: Any) -> Any:
         group = jnp.searchsorted(last, i, side="right")
         nth = i - (last - counts)[group]
         return block(carry, group, (ends - sizes)[group] + nth * height, ends[group])
