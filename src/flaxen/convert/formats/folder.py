@@ -77,14 +77,7 @@ def _files(path: Path, single: str, index: str) -> tuple[list[Path], dict[str, l
 
 
 def _indexed(index: Path) -> tuple[list[Path], dict[str, list[str]]]:
-    weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise CheckpointError(f"{index} has no weight_map, so no tensor can be found by it.")
-    wanted: dict[str, list[str]] = {}
-    for name, file in weight_map.items():
-        if not isinstance(file, str) or Path(file).name != file:
-            raise CheckpointError(f"{index} puts {name!r} in {file!r}, which is no file name.")
-        wanted.setdefault(file, []).append(name)
+    wanted = wanted_by_file(read_json(index), index)
     absent = sorted(file for file in wanted if not os.path.isfile(index.parent / file))
     if absent:
         raise CheckpointError(
@@ -92,3 +85,16 @@ def _indexed(index: Path) -> tuple[list[Path], dict[str, list[str]]]:
             f"Fetch them into {index.parent}."
         )
     return [index.parent / file for file in sorted(wanted)], wanted
+
+
+def wanted_by_file(index: dict[str, Any], where: str | Path) -> dict[str, list[str]]:
+    """The names that an index, read from `where`, puts into each file beside it."""
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{where} has no weight_map, so no tensor can be found by it.")
+    wanted: dict[str, list[str]] = {}
+    for name, file in weight_map.items():
+        if not isinstance(file, str) or Path(file).name != file:
+            raise CheckpointError(f"{where} puts {name!r} in {file!r}, which is no file name.")
+        wanted.setdefault(file, []).append(name)
+    return wanted
