@@ -89,17 +89,17 @@ def open_checkpoint(
     """
     here = Path(path).expanduser()
     if os.path.exists(here):
-        return _open_here(here)
+        return _open(here)
     if remote:
         from flaxen.convert.formats.remote import open_remote
 
         return open_remote(str(path), revision=revision, token=token)
     from flaxen.convert.formats.hub import download
 
-    return open_checkpoint(download(str(path), revision=revision, token=token))
+    return _open(download(str(path), revision=revision, token=token))
 
 
-def _open_here(path: Path) -> Checkpoint:
+def _open(path: Path) -> Checkpoint:
     if path.suffix == ".gguf" and path.is_file():
         from flaxen.convert.formats.gguf import open_gguf
 
