@@ -178,8 +178,8 @@ def test_a_folder_without_weights_says_what_it_holds(tmp_path):
 
 
 @pytest.mark.parametrize("path", ["/nowhere/at/all", "a" * 5000, "a\0b"])
-def test_what_is_neither_path_nor_hub_id_is_refused(path):
-    with pytest.raises(CheckpointError, match="no hub id"):
+def test_a_path_that_no_file_can_have_is_refused(path):
+    with pytest.raises(CheckpointError, match="no file or folder here"):
         open_checkpoint(path)
 
 

@@ -88,10 +88,11 @@ def _layer() -> dict[str, Any]:
 
 
 @functools.cache
-def model() -> Any:
-    from flaxen.pretrained import from_config
+def model(sound: Path) -> Any:
+    """The model that adapters are put on."""
+    import flaxen
 
-    return from_config(golden.case("llama").config)
+    return flaxen.load(sound / "shards1")
 
 
 def _adapter(folder: Path) -> None:
@@ -177,7 +178,10 @@ def run(number: int, seed: int, sound: Path, folder: Path) -> str:
     rng = Random(f"{seed} {number}")
     kind = list(KINDS)[number % len(KINDS)]
     end, path = KINDS[kind](sound, folder, rng)
-    ENDS[end](path, rng)
+    if end == "adapter":
+        _adapted(path, model(sound))
+    else:
+        ENDS[end](path, rng)
     return kind
 
 
@@ -218,11 +222,11 @@ def _settings(path: Path, rng: Random) -> None:
     resolve(loaded, 4, {"do_sample": rng.choice([None, True])})
 
 
-def _adapted(path: Path, rng: Random) -> None:
+def _adapted(path: Path, base: Any) -> None:
     from flaxen.families import find
     from flaxen.tune import load_adapter
 
-    load_adapter(model().module, path, find("llama").names)
+    load_adapter(base.module, path, find("llama").names)
 
 
 ENDS: dict[str, Callable[[Path, Random], None]] = {
@@ -230,5 +234,4 @@ ENDS: dict[str, Callable[[Path, Random], None]] = {
     "load": _load,
     "abstract": _abstract,
     "settings": _settings,
-    "adapter": _adapted,
 }

@@ -60,7 +60,9 @@ def _start(seed: int, sound: str) -> subprocess.Popen:
     command = [sys.executable, "-m", "fuzz.worker", str(seed), sound]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
+    worker = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
+    assert worker.stdout and worker.stdout.readline() == "ready\n"
+    return worker
 
 
 def _ask(worker: subprocess.Popen, number: int) -> Result:

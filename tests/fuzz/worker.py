@@ -22,17 +22,16 @@ def main(seed: int, sound: Path) -> None:
     os.environ["XLA_FLAGS"] = ""
     from fuzz import cases
 
-    import flaxen
     from flaxen.core.errors import FlaxenError
 
     warnings.simplefilter("ignore")
     results = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever libraries print must not stand among the results
-    flaxen.load(sound / "shards1")
-    cases.model()
+    cases.model(sound)
+    print("ready", file=results, flush=True)
     for line in sys.stdin:
         number = int(line)
-        folder = Path(tempfile.mkdtemp()) / "case"
+        folder = Path(tempfile.mkdtemp(dir=sound)) / "case"
         _limit()
         start, error, trace = time.process_time(), "", ""
         try:
