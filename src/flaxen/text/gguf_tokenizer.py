@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from flaxen.convert.formats.gguf_file import GgufFile
+from flaxen.convert.formats.gguf_parts import read_parts
 from flaxen.core.errors import CheckpointError, did_you_mean
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def gguf_tokenizer(path: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
     """
     from transformers import PreTrainedTokenizerFast
 
-    file = GgufFile(path)
+    file = read_parts(path)
     words = _Vocabulary(file)
     backend = _byte_level(words) if words.model == "gpt2" else _sentencepiece(words)
     backend.add_tokens(list(_added(words)))

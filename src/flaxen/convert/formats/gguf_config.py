@@ -39,11 +39,6 @@ class GgufConfig:
                 f"{file.path}: architecture {self.architecture!r} cannot be read from GGUF."
                 f"{did_you_mean(self.architecture, ARCHITECTURES)}"
             )
-        if (parts := file.metadata.get("split.count", 1)) > 1:
-            raise CheckpointError(
-                f"{file.path}: one of {parts} parts of a model. "
-                "Merge them first (llama-gguf-split --merge)."
-            )
         if self.get("expert_count", 0):
             raise CheckpointError(f"{file.path}: mixtures of experts cannot be read from GGUF.")
         self.layers = self.number("block_count")
@@ -186,8 +181,7 @@ class GgufConfig:
 
     def _llama3(self) -> dict[str, Any]:
         """Llama 3's scaling: the file has only its divisors, so they must be of its one setting."""
-        entry = self.file.tensors[ROPE_FACTORS]
-        stored = np.frombuffer(self.file.buffer, np.float32, entry.bytes // 4, entry.start)
+        stored = self.file.tensors[ROPE_FACTORS].raw.view(np.float32)
         factor = _shortest(float(stored.max(initial=1.0)))
         if factor == 1.0:
             return {"rope_type": "default"}
