@@ -60,6 +60,38 @@ class BlockTensor(LazyTensor):
             out[at : at + step] = values.reshape(-1, per_row * self.kind.block)[:, cut]
 
 
+class Q8Tensor(LazyTensor):
+    """A float tensor as the bytes of its Q8_0 blocks: (rows..., blocks of a row, 34)."""
+
+    dtype = np.dtype(np.uint8)
+
+    def __init__(self, parent: LazyTensor):
+        *outer, inner = parent.shape
+        self.parent = parent.astype(np.float32)
+        self.shape = (*outer, inner // 32, 34)
+
+    def fill(self, box: Box, out: np.ndarray) -> None:
+        *outer, blocks, cut = box
+        values = self.parent.read((*outer, slice(blocks.start * 32, blocks.stop * 32)))
+        out[...] = q8_0_blocks(values.reshape(-1, 32))[:, cut].reshape(out.shape)
+
+
+def q8_0_blocks(values: np.ndarray) -> np.ndarray:
+    """Rows of 32 float32 values as Q8_0: the largest becomes 127, halves are rounded away from 0.
+
+    The bytes are those that ggml's reference implementation makes.
+    """
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        scale = np.abs(values).max(axis=1, keepdims=True) / np.float32(127)
+        scaled = values * np.where(scale == 0, np.float32(0), 1 / scale)
+        size = np.abs(scaled)
+        below = np.floor(size)
+        below += size - below >= 0.5
+        rounded = np.copysign(below, scaled).astype(np.int8)
+        half = scale.astype(np.float16)
+    return np.concatenate([half.view(np.uint8), rounded.view(np.uint8)], axis=1)
+
+
 class PlusConstant(LazyTensor):
     """A tensor with a number added to each value."""
 
