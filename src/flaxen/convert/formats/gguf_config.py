@@ -190,15 +190,15 @@ class GgufConfig:
             return {"rope_type": "default"}
         theta = self.real("rope.freq_base", 1e4)
         length = self.number("rope.scaling.original_context_length", ORIGINAL_LENGTH)
-        setting = LLAMA3 | {"original_max_position_embeddings": length}
-        if stored.size * 2 != self.head_dim or not np.allclose(
-            stored, llama3_divisors(theta, self.head_dim, factor, *setting.values()), rtol=1e-4
-        ):
+        low, high = LLAMA3.values()
+        divisors = llama3_divisors(theta, self.head_dim, factor, low, high, length)
+        if stored.size != divisors.size or not np.allclose(stored, divisors, rtol=1e-4):
             raise CheckpointError(
                 f"{self.file.path}: {ROPE_FACTORS} does not hold the divisors of Llama 3's scaling "
                 f"by {factor}, and nothing else about them is known."
             )
-        return {"rope_type": "llama3", "factor": factor, **setting}
+        original = {"original_max_position_embeddings": length}
+        return {"rope_type": "llama3", "factor": factor, **LLAMA3, **original}
 
     def special_ids(self) -> dict[str, int]:
         """bos, eos and pad ids, as far as the file names them."""

@@ -79,7 +79,7 @@ def write_gguf(
         file.write(header(said, entries))
         for name, tensor in stored.items():
             for chunk in _chunks(name, tensor):
-                file.write(chunk)
+                file.write(chunk.data)
                 if progress is not None:
                     progress(chunk.nbytes)
             file.write(b"\0" * padding(tensor.data.nbytes))
