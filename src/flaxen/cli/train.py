@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from flaxen.cli.options import Count, Json, Loading, Source, about
-from flaxen.cli.output import print_json, progress_bar, remark
+from flaxen.cli.output import print_json, remark
 from flaxen.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -85,7 +85,6 @@ def train(
     for path in (data, eval_data):
         if path is not None and not Path(path).is_file():
             raise InputError(f"There is no file {path!r} to learn from.")
-    import flaxen
     from flaxen.train import TrainConfig, train
 
     given: dict[str, Any] = {
@@ -101,9 +100,8 @@ def train(
         progress=sys.stderr.isatty() and not json,
         **given,
     )
-    tok = flaxen.tokenizer(model)
-    with progress_bar("Loading") as progress:
-        loaded = loading.load(model, progress=progress)
+    tok = loading.tokenizer(model)
+    loaded = loading.load(model)
     result = train(loaded, tok, data, config, eval_data=eval_data)
     if json:
         print_json(_told(result))

@@ -19,6 +19,9 @@ def read_parts(path: str | os.PathLike[str]) -> GgufFile:
     """
     file = GgufFile(path)
     count = file.metadata.get("split.count", 1)
+    if not isinstance(count, int):
+        raise CheckpointError(f"{file.path}: split.count is {count!r}, not a number.")
+    # A file that was merged again says 0.
     if count <= 1:
         return file
     names = _names(Path(path), count)
@@ -28,7 +31,7 @@ def read_parts(path: str | os.PathLike[str]) -> GgufFile:
             raise CheckpointError(f"{other.path}: tensor {min(twice)!r} is in another part too.")
         first.tensors |= other.tensors
     expected = first.metadata.get("split.tensors.count", len(first.tensors))
-    if len(first.tensors) != expected:
+    if not isinstance(expected, int) or len(first.tensors) != expected:
         raise CheckpointError(
             f"{first.path}: its {count} parts hold {len(first.tensors)} tensors, not the "
             f"{expected} that it names. Download the model again."
