@@ -20,10 +20,31 @@ HALVES = {  # where a block keeps its half-precision scales
     PLAIN.Q4_K: (0, 2),
     PLAIN.Q5_K: (0, 2),
     PLAIN.Q6_K: (208,),
+    PLAIN.IQ2_XXS: (0,),
+    PLAIN.IQ2_XS: (0,),
+    PLAIN.IQ2_S: (0,),
+    PLAIN.IQ3_XXS: (0,),
+    PLAIN.IQ3_S: (0,),
+    PLAIN.IQ1_S: (0,),
+    PLAIN.IQ1_M: (),
+    PLAIN.IQ4_NL: (0,),
+    PLAIN.IQ4_XS: (0,),
+    PLAIN.TQ1_0: (52,),
+    PLAIN.TQ2_0: (64,),
+    PLAIN.MXFP4: (),
+    PLAIN.NVFP4: (),
 }
+# Bits of a byte that keep a scale which is no half, or lies in pieces, from being infinite.
+FINITE = {PLAIN.IQ1_M: (55, 0x3F), PLAIN.MXFP4: (0, 0x7F)}
 
 
-def write(path: Path, arch: str, tensors: dict | None = None, extra=lambda writer: None) -> Path:
+def write(
+    path: Path,
+    arch: str,
+    tensors: dict | None = None,
+    extra=lambda writer: None,
+    embedding: bool = True,
+) -> Path:
     """A tiny GGUF file; a tensor is an array, or (bytes, type)."""
     writer = gguf.GGUFWriter(path, arch)
     writer.add_block_count(1)
@@ -34,7 +55,7 @@ def write(path: Path, arch: str, tensors: dict | None = None, extra=lambda write
     writer.add_context_length(64)
     writer.add_layer_norm_rms_eps(1e-6)
     extra(writer)
-    base = {"token_embd.weight": np.zeros((VOCAB, HIDDEN), np.float32)}
+    base = {"token_embd.weight": np.zeros((VOCAB, HIDDEN), np.float32)} if embedding else {}
     for name, value in (base | (tensors or {})).items():
         raw, kind = value if isinstance(value, tuple) else (value, None)
         writer.add_tensor(name, raw, raw_dtype=kind)
@@ -53,6 +74,9 @@ def blocks(kind: gguf.GGMLQuantizationType, *shape: int) -> np.ndarray:
     for at in HALVES[kind]:
         scales = rng.normal(size=(*raw.shape[:-1], 1)).astype(np.float16)
         raw[..., at : at + 2] = scales.view(np.uint8)
+    if kind in FINITE:
+        at, bits = FINITE[kind]
+        raw[..., at] &= bits
     return raw.reshape(*shape[:-1], -1)
 
 

@@ -55,12 +55,14 @@ def test_a_chunk_border_inside_a_tensor_leaves_no_mark(tmp_path, monkeypatch):
     np.testing.assert_array_equal(tensor.read(), gguf.dequantize(raw, PLAIN.Q4_1))
 
 
-def test_a_read_touches_only_the_blocks_of_its_rows(tmp_path):
-    raw = blocks(PLAIN.Q8_0, 40, 64)
-    path = write(tmp_path / "a.gguf", "llama", {"blk.0.ffn_up.weight": (raw, PLAIN.Q8_0)})
+@pytest.mark.parametrize("kind", HALVES, ids=lambda kind: kind.name)
+def test_a_read_touches_only_the_blocks_of_its_box(tmp_path, kind):
+    per, size = gguf.GGML_QUANT_SIZES[kind]
+    raw = blocks(kind, 40, 3 * per)
+    path = write(tmp_path / "a.gguf", "llama", {"blk.0.ffn_up.weight": (raw, kind)})
     checkpoint = open_gguf(path)
-    checkpoint["model.layers.0.mlp.up_proj.weight"].read((slice(4, 7), slice(32, 64)))
-    assert checkpoint.bytes_read == 3 * 34
+    checkpoint["model.layers.0.mlp.up_proj.weight"].read((slice(4, 7), slice(per, per + 1)))
+    assert checkpoint.bytes_read == 3 * size
 
 
 def to_pairs(weight: np.ndarray, heads: int) -> np.ndarray:

@@ -217,7 +217,6 @@ def test_a_damaged_head_is_refused_before_anything_is_allocated(tmp_path, at, ne
         ("mamba", {}, None, "'mamba' cannot be read"),
         ("llama", {"blk.0.ffn_gate_inp.weight": random(4, 32)}, None, "ffn_gate_inp"),
         ("llama", {}, lambda w: w.add_expert_count(8), "mixtures of experts"),
-        ("llama", {}, lambda w: w.add_uint16("split.count", 3), "one of 3 parts"),
         ("llama", {}, lambda w: w.add_rope_dimension_count(4), "rotate whole"),
         ("llama", {}, lambda w: w.add_string("llama.rope.freq_base", "x"), "positive number"),
         ("llama", {"blk.0.attn_k.weight": random(24, 32)}, None, "24 rows"),
@@ -236,8 +235,8 @@ def test_what_cannot_be_followed_exactly_is_refused(tmp_path, arch, tensors, ext
 @pytest.mark.parametrize(
     "key, value, match",
     [
-        ("split.count", [2, 2], "split.count is .*expected one value"),
-        ("split.count", "x", "one of x parts"),
+        ("split.count", [2, 2], "split.count is .*not a number"),
+        ("split.count", "x", "split.count is 'x', not a number"),
         ("llama.expert_count", [0, 0], "expert_count is .*expected one value"),
         ("llama.attention.key_length", [8, 4], "key_length is .*expected one positive number"),
         ("llama.attention.value_length", [8, 8], "value_length is .*expected one value"),
@@ -268,9 +267,22 @@ def test_a_file_that_was_split_and_merged_again_reads(tmp_path):
 
 
 def test_an_unknown_tensor_type_is_named(tmp_path):
-    raw = np.zeros((4, 66), np.uint8)
-    path = write(tmp_path / "a.gguf", "llama", {"output.weight": (raw, PLAIN.IQ2_XXS)})
-    refused(path, "'output.weight' has type number 16")
+    path = write(tmp_path / "a.gguf", "llama", {"output.weight": random(2, 3)})
+    data = path.read_bytes()
+    at = data.index(b"output.weight") + len(b"output.weight") + 4 + 2 * 8
+    path.write_bytes(data[:at] + struct.pack("<I", 99) + data[at + 4 :])
+    refused(path, "'output.weight' has type number 99")
+
+
+@pytest.mark.parametrize("kind", ["Q8_1", "Q1_0"])
+def test_a_type_without_values_is_refused_with_the_tensor_it_is_of(tmp_path, kind):
+    # A file with such a tensor; only its type number matters.
+    path = write(tmp_path / "a.gguf", "llama", {"output.weight": np.zeros((2, 256), np.float32)})
+    data = path.read_bytes()
+    at = data.index(b"output.weight") + len(b"output.weight") + 4 + 2 * 8
+    number = {"Q8_1": 9, "Q1_0": 41}[kind]
+    path.write_bytes(data[:at] + struct.pack("<I", number) + data[at + 4 :])
+    refused(path, f"'output.weight': {kind} cannot be dequantised")
 
 
 def test_without_the_gguf_package_the_error_says_how_to_get_it(tmp_path, monkeypatch):

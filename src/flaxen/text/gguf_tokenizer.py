@@ -6,7 +6,9 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from flaxen.convert.formats.gguf_cuts import AND_GPT2, SAME_AS, SPLITS, WHOLE_WORDS
 from flaxen.convert.formats.gguf_file import GgufFile
+from flaxen.convert.formats.gguf_parts import read_parts
 from flaxen.core.errors import CheckpointError, did_you_mean
 
 if TYPE_CHECKING:
@@ -15,34 +17,6 @@ if TYPE_CHECKING:
 
 UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 2, 3, 4, 5, 6
 
-_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
-_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_LEAD = r"[^\r\n\p{L}\p{N}]?"
-
-# How text is cut before byte-level BPE, by `tokenizer.ggml.pre`. None is GPT-2's own cutting.
-SPLITS: dict[str, str | None] = {
-    "gpt-2": None,
-    "default": None,
-    "smollm": r"\p{N}",
-    "llama-bpe": rf"{_CONTRACTIONS}|\p{{N}}{{1,3}}|{_REST}",
-    "qwen2": rf"{_CONTRACTIONS}|\p{{N}}|{_REST}",
-    "tekken": (
-        rf"{_LEAD}{_UPPER}*{_LOWER}+|{_LEAD}{_UPPER}+{_LOWER}*|\p{{N}}"
-        r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-    ),
-}
-SAME_AS = {
-    "starcoder": "smollm",
-    "refact": "smollm",
-    "command-r": "smollm",
-    "llama3": "llama-bpe",
-    "llama-v3": "llama-bpe",
-    "smaug-bpe": "llama-bpe",
-    "deepseek-r1-qwen": "qwen2",
-}
-# These take a word that is in the vocabulary whole, and begin with BOS unless told otherwise.
-WHOLE_WORDS = {"llama-bpe", "tekken"}
 SPACE = "▁"
 
 
@@ -54,7 +28,7 @@ def gguf_tokenizer(path: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
     """
     from transformers import PreTrainedTokenizerFast
 
-    file = GgufFile(path)
+    file = read_parts(path)
     words = _Vocabulary(file)
     backend = _byte_level(words) if words.model == "gpt2" else _sentencepiece(words)
     backend.add_tokens(list(_added(words)))
@@ -148,7 +122,7 @@ def _cuts(rule: str, regex: type[Regex]) -> list[Any]:
         return [ByteLevel(add_prefix_space=False, use_regex=True)]
     return [
         Split(regex(pattern), behavior="isolated"),
-        ByteLevel(add_prefix_space=False, use_regex=rule == "smollm"),
+        ByteLevel(add_prefix_space=False, use_regex=rule in AND_GPT2),
     ]
 
 

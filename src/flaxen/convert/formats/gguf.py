@@ -12,6 +12,7 @@ from flaxen.convert.formats.gguf_blocks import BlockTensor, StoredTensor
 from flaxen.convert.formats.gguf_config import GgufConfig
 from flaxen.convert.formats.gguf_file import GgufFile, TensorEntry
 from flaxen.convert.formats.gguf_names import computed, hub_layout, hub_name
+from flaxen.convert.formats.gguf_parts import read_parts
 from flaxen.convert.lazy import ByteCounter, LazyTensor
 from flaxen.core.errors import CheckpointError
 
@@ -30,20 +31,21 @@ STORED = {
 def open_gguf(path: str | Path) -> Checkpoint:
     """A GGUF file under the names, shapes and row order of the Hugging Face model it was made of.
 
-    Quantised tensors are shown in float32; a read works out only the rows it is asked for.
+    Of a model in several files any one may be named. Quantised tensors are shown in float32; a read
+    works out only the blocks it is asked for.
     Architectures: llama (and mistral, which is stored as llama), qwen2, qwen3, gemma3 (text).
     Raises CheckpointError for anything damaged or unknown, before a tensor is read.
     """
-    file = GgufFile(path)
+    file = read_parts(path)
     about = GgufConfig(file)
     if "token_embd.weight" not in file.tensors:
         raise CheckpointError(f"{file.path}: it holds no token_embd.weight (a vocabulary only?).")
-    counter, buffer = ByteCounter(), np.frombuffer(file.buffer, np.uint8)
+    counter = ByteCounter()
     tensors: dict[str, LazyTensor] = {}
     for name, entry in file.tensors.items():
         if not computed(name):
             hub = _known(file, name, about)
-            tensor = _tensor(entry, buffer, counter)
+            tensor = _tensor(file, entry, counter)
             tensors[hub] = hub_layout(hub, tensor, about.architecture, about.heads, about.kv_heads)
     return Checkpoint(
         tensors,
@@ -72,7 +74,10 @@ def _known(file: GgufFile, name: str, about: GgufConfig) -> str:
     return hub
 
 
-def _tensor(entry: TensorEntry, buffer: np.ndarray, counter: ByteCounter) -> LazyTensor:
+def _tensor(file: GgufFile, entry: TensorEntry, counter: ByteCounter) -> LazyTensor:
     if entry.type.name in STORED:
-        return StoredTensor(entry, STORED[entry.type.name], buffer, counter)
-    return BlockTensor(entry, buffer, counter)
+        return StoredTensor(entry, STORED[entry.type.name], counter)
+    try:
+        return BlockTensor(entry, counter)
+    except CheckpointError as error:
+        raise CheckpointError(f"{file.path}: tensor {entry.name!r}: {error}") from error

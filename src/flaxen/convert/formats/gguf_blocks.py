@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from flaxen.convert.formats.gguf_file import TensorEntry
+from flaxen.convert.formats.gguf_file import TensorEntry, TensorType
 from flaxen.convert.lazy import Box, ByteCounter, LazyTensor, Mapped
 from flaxen.core.errors import CheckpointError
 
@@ -17,12 +17,9 @@ CHUNK = 1 << 17
 class StoredTensor(LazyTensor):
     """A tensor that lies in the file as it is."""
 
-    def __init__(
-        self, entry: TensorEntry, dtype: np.dtype, buffer: np.ndarray, counter: ByteCounter
-    ):
+    def __init__(self, entry: TensorEntry, dtype: np.dtype, counter: ByteCounter):
         self.shape, self.dtype, self.counter = entry.shape, dtype, counter
-        raw = buffer[entry.start : entry.start + entry.bytes]
-        self.array = raw.view(dtype).reshape(entry.shape)
+        self.array = entry.raw.view(dtype).reshape(entry.shape)
 
     def fill(self, box: Box, out: np.ndarray) -> None:
         np.copyto(out, self.array[box])
@@ -37,13 +34,11 @@ class BlockTensor(LazyTensor):
 
     dtype = np.dtype(np.float32)
 
-    def __init__(self, entry: TensorEntry, buffer: np.ndarray, counter: ByteCounter):
+    def __init__(self, entry: TensorEntry, counter: ByteCounter):
         self.shape, self.kind, self.counter = entry.shape, entry.type, counter
         *outer, inner = entry.shape
-        self.blocks = buffer[entry.start : entry.start + entry.bytes].reshape(
-            *outer, inner // self.kind.block, self.kind.size
-        )
-        self.values = block_values(self.kind.name)
+        self.blocks = entry.raw.reshape(*outer, inner // self.kind.block, self.kind.size)
+        self.values = block_values(self.kind)
 
     def fill(self, box: Box, out: np.ndarray) -> None:
         *outer, inner = box
@@ -67,6 +62,38 @@ class BlockTensor(LazyTensor):
             out[at : at + step] = values.reshape(-1, per_row * self.kind.block)[:, cut]
 
 
+class Q8Tensor(LazyTensor):
+    """A float tensor as the bytes of its Q8_0 blocks: (rows..., blocks of a row, 34)."""
+
+    dtype = np.dtype(np.uint8)
+
+    def __init__(self, parent: LazyTensor):
+        *outer, inner = parent.shape
+        self.parent = parent.astype(np.float32)
+        self.shape = (*outer, inner // 32, 34)
+
+    def fill(self, box: Box, out: np.ndarray) -> None:
+        *outer, blocks, cut = box
+        values = self.parent.read((*outer, slice(blocks.start * 32, blocks.stop * 32)))
+        out[...] = q8_0_blocks(values.reshape(-1, 32))[:, cut].reshape(out.shape)
+
+
+def q8_0_blocks(values: np.ndarray) -> np.ndarray:
+    """Rows of 32 float32 values as Q8_0: the largest becomes 127, halves are rounded away from 0.
+
+    The bytes are those that ggml's reference implementation makes.
+    """
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        scale = np.abs(values).max(axis=1, keepdims=True) / np.float32(127)
+        scaled = values * np.where(scale == 0, np.float32(0), 1 / scale)
+        size = np.abs(scaled)
+        below = np.floor(size)
+        below += size - below >= 0.5
+        rounded = np.copysign(below, scaled).astype(np.int8)
+        half = scale.astype(np.float16)
+    return np.concatenate([half.view(np.uint8), rounded.view(np.uint8)], axis=1)
+
+
 class PlusConstant(LazyTensor):
     """A tensor with a number added to each value."""
 
@@ -82,23 +109,34 @@ class PlusConstant(LazyTensor):
 Values = Callable[[np.ndarray], np.ndarray]
 
 
-def block_values(kind: str) -> Values:
+def block_values(kind: TensorType) -> Values:
     """What turns stored blocks (n, bytes of a block) into values (n, values of a block).
 
     The plainest formats are written out here, several times as fast as the gguf package, which
-    does the others.
+    does the others. Raises CheckpointError for a type that has no values to show.
     """
-    if kind in _PLAIN:
-        return _PLAIN[kind]
+    if kind.name in _PLAIN:
+        return _PLAIN[kind.name]
     try:
         from gguf import GGMLQuantizationType, dequantize
     except ImportError as error:
         raise CheckpointError(
-            f"{kind} tensors of a GGUF file need the gguf package: pip install 'flaxen[gguf]'."
+            f"{kind.name} tensors of a GGUF file need the gguf package: pip install 'flaxen[gguf]'."
         ) from error
-    number = GGMLQuantizationType[kind]
-    # One long row: the package would cut many rows into pieces too small to be fast.
-    return lambda blocks: dequantize(blocks.reshape(1, -1), number).reshape(len(blocks), -1)
+
+    def values(blocks: np.ndarray) -> np.ndarray:
+        # One long row: the package would cut many rows into pieces too small to be fast.
+        number = GGMLQuantizationType[kind.name]
+        return dequantize(blocks.reshape(1, -1), number).reshape(len(blocks), -1)
+
+    try:
+        values(np.zeros((1, kind.size), np.uint8))
+    except (KeyError, NotImplementedError) as error:
+        raise CheckpointError(
+            f"{kind.name} cannot be dequantised by this gguf package. "
+            "Quantise the model to a common type, such as Q8_0 or Q4_K."
+        ) from error
+    return values
 
 
 def _half(column: np.ndarray) -> np.ndarray:
@@ -124,4 +162,8 @@ def _q8_0(blocks: np.ndarray) -> np.ndarray:
     return blocks[:, 2:].view(np.int8) * _half(blocks[:, :2])
 
 
-_PLAIN: dict[str, Values] = {"Q4_0": _q4_0, "Q4_1": _q4_1, "Q8_0": _q8_0}
+def _q8_k(blocks: np.ndarray) -> np.ndarray:
+    return blocks[:, 4:260].view(np.int8) * blocks[:, :4].copy().view(np.float32)
+
+
+_PLAIN: dict[str, Values] = {"Q4_0": _q4_0, "Q4_1": _q4_1, "Q8_0": _q8_0, "Q8_K": _q8_k}

@@ -39,12 +39,6 @@ class GgufConfig:
                 f"{file.path}: architecture {self.architecture!r} cannot be read from GGUF."
                 f"{did_you_mean(self.architecture, ARCHITECTURES)}"
             )
-        # A file that was merged again says 0.
-        if (parts := self.one("split.count", 1)) not in (0, 1):
-            raise CheckpointError(
-                f"{file.path}: one of {parts} parts of a model. "
-                "Merge them first (llama-gguf-split --merge)."
-            )
         if self.get("expert_count", 0):
             raise CheckpointError(f"{file.path}: mixtures of experts cannot be read from GGUF.")
         self.layers = self.number("block_count")
@@ -194,21 +188,30 @@ class GgufConfig:
         return said
 
     def _llama3(self) -> dict[str, Any]:
-        """Llama 3's scaling: the file has only its divisors, so they must be of its one setting."""
+        """Llama 3's scaling: the file has only its divisors, so they must be of its one setting.
+
+        Files may say of which length the model was at first.
+        """
         entry = self.file.tensors[ROPE_FACTORS]
-        stored = np.frombuffer(self.file.buffer, np.float32, entry.bytes // 4, entry.start)
+        if entry.type.name != "F32":
+            raise CheckpointError(
+                f"{self.file.path}: {ROPE_FACTORS} is {entry.type.name}, not F32."
+            )
+        stored = entry.raw.view(np.float32)
         factor = _shortest(float(stored.max(initial=1.0)))
         if factor == 1.0:
             return {"rope_type": "default"}
         theta = self.real("rope.freq_base", 1e4)
-        if stored.size * 2 != self.head_dim or not np.allclose(
-            stored, llama3_divisors(theta, self.head_dim, factor), rtol=1e-4
-        ):
+        length = self.number("rope.scaling.original_context_length", ORIGINAL_LENGTH)
+        low, high = LLAMA3.values()
+        divisors = llama3_divisors(theta, self.head_dim, factor, low, high, length)
+        if stored.size != divisors.size or not np.allclose(stored, divisors, rtol=1e-4):
             raise CheckpointError(
                 f"{self.file.path}: {ROPE_FACTORS} does not hold the divisors of Llama 3's scaling "
                 f"by {factor}, and nothing else about them is known."
             )
-        return {"rope_type": "llama3", "factor": factor, **LLAMA3}
+        original = {"original_max_position_embeddings": length}
+        return {"rope_type": "llama3", "factor": factor, **LLAMA3, **original}
 
     def special_ids(self) -> dict[str, int]:
         """bos, eos and pad ids, as far as the file names them."""
@@ -246,16 +249,14 @@ class GgufConfig:
 
 _NOTHING: dict[type, Any] = {list: [], np.ndarray: np.zeros(0)}
 _UNSAID = ("attn_factor", "yarn_attn_factor", "yarn_ext_factor", "alpha")
-LLAMA3 = {
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+ORIGINAL_LENGTH = 8192
 
 
-def llama3_divisors(theta: float, head_dim: int, factor: float) -> np.ndarray:
-    """What Llama 3's scaling divides each frequency by, at its published setting."""
-    low, high, length = LLAMA3.values()
+def llama3_divisors(
+    theta: float, head_dim: int, factor: float, low: float, high: float, length: int
+) -> np.ndarray:
+    """What Llama 3's scaling divides each frequency by."""
     turns = length * theta ** (-np.arange(0, head_dim, 2) / head_dim) / (2 * math.pi)
     smooth = np.clip((turns - low) / (high - low), 0.0, 1.0)
     return 1.0 / ((1 - smooth) / factor + smooth)

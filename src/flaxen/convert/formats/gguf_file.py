@@ -54,29 +54,44 @@ TYPES = {
     6: TensorType("Q5_0", 32, 22),
     7: TensorType("Q5_1", 32, 24),
     8: TensorType("Q8_0", 32, 34),
+    9: TensorType("Q8_1", 32, 36),
     10: TensorType("Q2_K", 256, 84),
     11: TensorType("Q3_K", 256, 110),
     12: TensorType("Q4_K", 256, 144),
     13: TensorType("Q5_K", 256, 176),
     14: TensorType("Q6_K", 256, 210),
+    15: TensorType("Q8_K", 256, 292),
+    16: TensorType("IQ2_XXS", 256, 66),
+    17: TensorType("IQ2_XS", 256, 74),
+    18: TensorType("IQ3_XXS", 256, 98),
+    19: TensorType("IQ1_S", 256, 50),
+    20: TensorType("IQ4_NL", 32, 18),
+    21: TensorType("IQ3_S", 256, 110),
+    22: TensorType("IQ2_S", 256, 82),
+    23: TensorType("IQ4_XS", 256, 136),
     24: TensorType("I8", 1, 1),
     25: TensorType("I16", 1, 2),
     26: TensorType("I32", 1, 4),
     27: TensorType("I64", 1, 8),
     28: TensorType("F64", 1, 8),
+    29: TensorType("IQ1_M", 256, 56),
     30: TensorType("BF16", 1, 2),
+    34: TensorType("TQ1_0", 256, 54),
+    35: TensorType("TQ2_0", 256, 66),
+    39: TensorType("MXFP4", 32, 17),
+    40: TensorType("NVFP4", 64, 36),
+    41: TensorType("Q1_0", 128, 18),
 }
 
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """One tensor: its shape in numpy order, and its bytes from `start` of the file."""
+    """One tensor: its shape in numpy order, and its bytes in the mapped file."""
 
     name: str
     type: TensorType
     shape: tuple[int, ...]
-    start: int
-    bytes: int
+    raw: np.ndarray
 
 
 class GgufFile:
@@ -91,10 +106,10 @@ class GgufFile:
         self.path = os.fspath(path)
         try:
             with open(self.path, "rb") as file:
-                self.buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{self.path}: cannot be read ({error}).") from error
-        walk = _Walk(self.path, self.buffer)
+        walk = _Walk(self.path, buffer)
         tensors, pairs = walk.preamble()
         self.metadata: dict[str, Any] = walk.metadata(pairs)
         self.tensors = walk.tensors(tensors, self.metadata.get("general.alignment", 32))
@@ -220,4 +235,4 @@ class _Walk:
                 f"cut short: tensor {name!r} ends at byte {start + size}, the file at byte "
                 f"{self.size}."
             )
-        return TensorEntry(name, stored, shape, start, size)
+        return TensorEntry(name, stored, shape, np.frombuffer(self.buffer, np.uint8, size, start))

@@ -30,6 +30,10 @@ _GEMMA3_LAYER = _LAYER | {
 }
 # Frequencies that a model computes for itself.
 _COMPUTED = re.compile(r"rope_freqs\.weight|blk\.\d+\.attn_rot_embd\.weight")
+_HUB_COMPUTED = re.compile(r".*rotary_emb\.inv_freq")
+_HUB_NAME = re.compile(
+    r"(?:model\.layers\.(?P<layer>\d+)\.)?(?P<part>[\w.]+)\.(?P<kind>weight|bias)"
+)
 _NAME = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>\w+)\.(?P<kind>weight|bias)")
 
 
@@ -45,9 +49,21 @@ def hub_name(name: str, architecture: str) -> str | None:
     return None if part is None else f"{prefix}{part}.{found['kind']}"
 
 
+def gguf_name(name: str, architecture: str) -> str | None:
+    """The GGUF name of a Hugging Face tensor; None if the architecture has no such tensor."""
+    found = _HUB_NAME.fullmatch(name)
+    if not found:
+        return None
+    layer = found["layer"]
+    table = _TOP if layer is None else _GEMMA3_LAYER if architecture == "gemma3" else _LAYER
+    part = {hub: own for own, hub in table.items()}.get(found["part"])
+    prefix = "" if layer is None else f"blk.{int(layer)}."
+    return None if part is None else f"{prefix}{part}.{found['kind']}"
+
+
 def computed(name: str) -> bool:
-    """Whether a tensor follows from the config, so that a Hugging Face checkpoint leaves it out."""
-    return _COMPUTED.fullmatch(name) is not None
+    """Whether a tensor follows from the config, so that the other format leaves it out."""
+    return bool(_COMPUTED.fullmatch(name) or _HUB_COMPUTED.fullmatch(name))
 
 
 def hub_layout(
@@ -69,3 +85,23 @@ def halves_apart(tensor: LazyTensor, heads: int) -> LazyTensor:
     rows, *rest = tensor.shape
     pairs = tensor.reshape((heads, rows // heads // 2, 2, *rest))
     return pairs.permute((0, 2, 1, *range(3, pairs.ndim))).reshape(tensor.shape)
+
+
+def gguf_layout(
+    name: str, tensor: LazyTensor, architecture: str, heads: int, kv_heads: int
+) -> LazyTensor:
+    """A tensor (by its Hugging Face name) as a GGUF file holds it: `hub_layout` undone."""
+    if architecture == "llama" and ".q_proj." in name:
+        return halves_together(tensor, heads)
+    if architecture == "llama" and ".k_proj." in name:
+        return halves_together(tensor, kv_heads)
+    if architecture == "gemma3" and name.endswith("norm.weight"):
+        return PlusConstant(tensor.astype("float32"), 1.0)
+    return tensor
+
+
+def halves_together(tensor: LazyTensor, heads: int) -> LazyTensor:
+    """Rows (heads two half) to (heads half two): from rotating halves to rotating neighbours."""
+    rows, *rest = tensor.shape
+    halves = tensor.reshape((heads, 2, rows // heads // 2, *rest))
+    return halves.permute((0, 2, 1, *range(3, halves.ndim))).reshape(tensor.shape)
