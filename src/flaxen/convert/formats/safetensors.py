@@ -15,6 +15,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from flaxen.convert.formats import subbyte
 from flaxen.convert.formats.checkpoint import NO_JSON, Checkpoint, read_json
 from flaxen.convert.formats.source import Entry, FileMap, FileTensor
 from flaxen.convert.lazy import ByteCounter, LazyTensor
@@ -44,9 +45,6 @@ DTYPES: dict[str, np.dtype] = {
         "C64": np.complex64,
     }.items()
 }
-PACKED = {"F4", "F6_E2M3", "F6_E3M2"}
-"""Kinds that put elements at fractions of a byte."""
-
 MAX_HEADER = 100_000_000
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -76,7 +74,7 @@ def open_safetensors(path: Path) -> Checkpoint:
                         f"{folder / INDEX} says that {name!r} is in {shard.name}, but it is not. "
                         "Fetch both files again, from the same revision."
                     )
-                tensors[name] = FileTensor(source, entries[name])
+                tensors[name] = _tensor(source, entries[name])
         config, generation = (
             read_json(folder / name) if (folder / name).is_file() else None
             for name in ("config.json", "generation_config.json")
@@ -126,6 +124,14 @@ def _indexed(index: Path) -> tuple[list[Path], dict[str, list[str]]]:
     return [index.parent / file for file in sorted(wanted)], wanted
 
 
+def _tensor(source: FileMap, entry: Entry) -> LazyTensor:
+    if entry.dtype not in subbyte.BITS:
+        return FileTensor(source, entry)
+    nbytes = math.prod(entry.shape) * subbyte.BITS[entry.dtype] // 8
+    raw = FileTensor(source, Entry(np.dtype(np.uint8), (nbytes,), entry.start))
+    return subbyte.SubByteTensor(raw, entry.dtype, entry.shape)
+
+
 def read_header(path: Path) -> tuple[dict[str, Entry], dict[str, str]]:
     """Every entry of a file and its metadata, once the whole header has proved consistent."""
     with path.open("rb") as file:
@@ -168,17 +174,13 @@ def _entry(path: str | Path, name: str, fields: Any) -> tuple[Entry, int]:
             raise ValueError
     except (TypeError, KeyError, ValueError) as error:
         raise _damaged(path, f"the header of {name!r} is malformed: {fields}") from error
-    if kind in PACKED:
-        raise CheckpointError(
-            f"{name!r} in {path} is of kind {kind}, which packs several values into a byte; "
-            "this is not supported. Use a checkpoint in another precision."
-        )
-    if kind not in DTYPES:
+    dtype = DTYPES.get(kind) or subbyte.KINDS.get(kind)
+    if dtype is None:
         raise _damaged(path, f"{name!r} is of the unknown dtype {kind!r}")
-    dtype = DTYPES[kind]
-    nbytes = math.prod(shape) * dtype.itemsize
-    if stop - start != nbytes:
-        raise _damaged(path, f"{name!r}, {kind}{shape}, needs {nbytes} bytes, has {stop - start}")
+    bits = math.prod(shape) * subbyte.BITS.get(dtype, dtype.itemsize * 8)
+    if (stop - start) * 8 != bits:
+        needs = f"{bits / 8:.15g}"
+        raise _damaged(path, f"{name!r}, {kind}{shape}, needs {needs} bytes, has {stop - start}")
     return Entry(dtype, tuple(shape), start), stop
 
 
