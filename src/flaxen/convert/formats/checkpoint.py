@@ -18,7 +18,8 @@ class Checkpoint(Mapping[str, LazyTensor]):
     """Tensors by hub name.
 
     `config` and `generation_config` are what stands in the files of those names; `metadata` is the
-    format's own; `counter` counts the bytes that every tensor reads; `close` lets go of the files.
+    format's own; `counter` counts the bytes that every tensor reads; `close` lets go of the files;
+    `quantization` is how the weights are stored, if not as they are shown.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
         folder: Path | None = None,
         metadata: Mapping[str, Any] | None = None,
         close: Callable[[], None] = lambda: None,
+        quantization: dict[str, Any] | None = None,
     ):
         self._tensors = dict(tensors)
         self.counter = counter
@@ -39,6 +41,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
         self.folder = folder
         self.metadata = dict(metadata or {})
         self.close = close
+        self.quantization = quantization
 
     @property
     def bytes_read(self) -> int:
@@ -61,11 +64,14 @@ class Checkpoint(Mapping[str, LazyTensor]):
         self.close()
 
 
-def open_checkpoint(path: str | Path) -> Checkpoint:
+def open_checkpoint(path: str | Path, dtype: Any = None) -> Checkpoint:
     """Open a Hugging Face folder, a `.safetensors` or `.gguf` file, or a hub id such as `org/name`.
 
+    Quantised weights are shown as plain ones, those of safetensors in `dtype` (default: what the
+    config says); no other tensor is converted.
+
     Raises:
-        CheckpointError: nothing is there, or what is there is damaged.
+        CheckpointError: nothing is there, or what is there is damaged or of an unknown kind.
     """
     here = Path(path).expanduser()
     if here.suffix == ".gguf" and here.is_file():
@@ -73,10 +79,11 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
 
         return open_gguf(here)
     if here.is_dir() or here.is_file():
+        from flaxen.convert.formats.quantized import dequantized
         from flaxen.convert.formats.safetensors import open_safetensors
 
-        return open_safetensors(here)
-    return open_checkpoint(download(str(path)))
+        return dequantized(open_safetensors(here), dtype)
+    return open_checkpoint(download(str(path)), dtype)
 
 
 def download(repository: str) -> Path:

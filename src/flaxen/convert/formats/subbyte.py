@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from flaxen.convert.bits import pack, unpack
-from flaxen.convert.lazy import Box, LazyTensor, box_shape
+from flaxen.convert.lazy import Box, LazyTensor
 from flaxen.convert.views import CHUNK, slabs
 
 KINDS: dict[str, np.dtype] = {
