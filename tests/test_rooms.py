@@ -23,6 +23,7 @@ ROOMS = [
     "layers",
     "models",
     "families",
+    "quantize",
     "text",
     "generate",
     "tune",

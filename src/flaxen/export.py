@@ -13,7 +13,7 @@ import numpy as np
 
 from flaxen.convert.arrays import ArrayTensor
 from flaxen.convert.lazy import LazyTensor
-from flaxen.convert.relation import relate
+from flaxen.convert.relation import Relation, Row, relate
 from flaxen.convert.report import Report
 from flaxen.convert.save import write_checkpoint
 from flaxen.core.errors import CheckpointError
@@ -22,6 +22,7 @@ from flaxen.families.config import abstract_module, both_spellings
 from flaxen.model import Model
 from flaxen.models.fold import unfold
 from flaxen.pretrained import float_dtype
+from flaxen.quantize import QuantizedWeight, stored_tensors
 
 
 def save(
@@ -40,14 +41,26 @@ def save(
     (an HF tokenizer) is saved too, otherwise the
     files of the folder that the model came from are copied.
 
+    Weights that stayed packed are written as the checkpoint had them, and its
+    `quantization_config` with them.
+
     Raises:
-        CheckpointError: for a model with adapters that are not merged, or an abstract one.
+        CheckpointError: for a model with adapters that are not merged, or an abstract one, or a
+            dtype asked of packed weights.
     """
     kind = float_dtype(dtype)
     raw = both_spellings(json.loads(model.origin.config_json))
     raw.setdefault("architectures", [f"{model.config.model_type.title()}ForCausalLM"])
+    tensors, quantization = _stored(model)
+    if quantization is not None:
+        raw["quantization_config"] = quantization
+        if kind is not None:
+            raise CheckpointError(
+                "The model holds packed weights, which are saved as they are stored; leave dtype "
+                "out, or load the model with quantized='dequantize'."
+            )
     write_checkpoint(
-        hub_tensors(model),
+        tensors,
         folder,
         config=raw,
         generation_config=model.generation_config,
@@ -61,7 +74,12 @@ def save(
 
 
 def hub_tensors(model: Model) -> dict[str, LazyTensor]:
-    """A model's weights as lazy tensors under the hub's names and layouts."""
+    """A model's weights as lazy tensors under the hub's names and layouts; packed ones by part."""
+    return _stored(model)[0]
+
+
+def _stored(model: Model) -> tuple[dict[str, LazyTensor], dict[str, Any] | None]:
+    """What a file of this model holds, and the `quantization_config` if weights are packed."""
     for path, leaf in model.parameters().items():
         if not isinstance(leaf, jax.Array | np.ndarray):
             raise CheckpointError(
@@ -72,18 +90,32 @@ def hub_tensors(model: Model) -> dict[str, LazyTensor]:
     relation = relate(abstract, family.names)
     tensors = jax.tree.map(ArrayTensor, model.module)
     layers = unfold(tensors.layers, _layer)
-    lazies = paths(dataclasses.replace(tensors, layers=layers), lambda x: isinstance(x, LazyTensor))
+    lazies = paths(
+        dataclasses.replace(tensors, layers=layers),
+        lambda x: isinstance(x, LazyTensor | QuantizedWeight),
+    )
     extra = sorted(set(lazies) - set(paths(abstract, is_param)))
     if extra:
         raise CheckpointError(
             "The model holds weights that its checkpoint has no place for: "
             f"{', '.join(extra[:4])}. Merge adapters first (flaxen.tune.merge)."
         )
-    out = relation.save(lazies)
+    packed = {path: x for path, x in lazies.items() if isinstance(x, QuantizedWeight)}
+    rows = [row for row in relation.rows if not packed.keys() & _paths(row)]
+    names = {row.path: row.names[0] for row in relation.table()}
+    out, quantization = Relation(tuple(rows)).save(lazies), None
+    if packed:
+        leaves = {names[path]: leaf for path, leaf in packed.items()}
+        stored, quantization = stored_tensors(leaves, model.origin.quantization_json or "")
+        out |= stored
     report = model.loading or Report()
     for target in report.doubled:
         out[target] = out[report.tied[target]]
-    return out
+    return out, quantization
+
+
+def _paths(row: Row) -> set[str]:
+    return {path for path, _ in row.parts.values()}
 
 
 def _layer(tensor: LazyTensor, i: int) -> LazyTensor:

@@ -31,6 +31,7 @@ from flaxen.families.config import abstract_module, hf_config
 from flaxen.layers.context import Runtime
 from flaxen.model import Model, Origin
 from flaxen.models.fold import fold, stack_params
+from flaxen.quantize import packed, part_shardings, stored_settings
 from flaxen.shard import Placement, Plan, make_mesh, plan_named
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -48,6 +49,7 @@ def load(
     abstract: bool = False,
     scan_layers: bool | None = None,
     remat: bool = False,
+    quantized: str = "dequantize",
     progress: Callable[[int], None] | None = None,
 ) -> Model:
     """Open a Hugging Face folder, a hub id, a .safetensors or a .gguf file as a Model.
@@ -58,16 +60,17 @@ def load(
     replacement}; with `strict=False` missing weights
     are initialised and the rest is reported in `.loading`; `abstract` reads no weight;
     `scan_layers` stacks equal layers into one compiled body
-    (default: off on CPU, where it costs speed, on elsewhere); `progress(bytes)` is called as bytes
-    arrive.
+    (default: off on CPU, where it costs speed, on elsewhere); `quantized="keep"` leaves quantised
+    matrices packed in memory and gives them back as they were; `progress(bytes)` is called as
+    bytes arrive.
 
     Raises:
         ConfigError, CheckpointError, PlanError: with all problems found, before anything is placed.
     """
-    start, kind = time.perf_counter(), float_dtype(dtype)
+    start, kind, keep = time.perf_counter(), float_dtype(dtype), _keeps(quantized)
     placement = _placement(mesh, plan)
     runtime = Runtime(attention=known(attention), remat=remat, placement=placement)
-    checkpoint = open_checkpoint(path)
+    checkpoint = open_checkpoint(path, kind)
     config = hf_config(checkpoint.config)
     module, family, reading = abstract_module(config)
     relation = relate(module, family.names)
@@ -88,11 +91,14 @@ def load(
             tensors = _folded(rebuild(module, lazies), stack)
             module = _folded(module, stack_params)
             lazies = paths(tensors)
-        module = _placed(module, lazies, placement, kind, progress)
+        module = _placed(module, lazies, placement, kind, progress, keep)
         report = dataclasses.replace(
             report, bytes_read=checkpoint.bytes_read, seconds=time.perf_counter() - start
         )
-    return Model(module=module, origin=_origin(checkpoint, kind, runtime, report))
+    origin = _origin(checkpoint, kind, runtime, report)
+    if keep:
+        origin = dataclasses.replace(origin, quantization_json=stored_settings(checkpoint))
+    return Model(module=module, origin=origin)
 
 
 def float_dtype(dtype: Any) -> np.dtype | None:
@@ -108,6 +114,12 @@ def float_dtype(dtype: Any) -> np.dtype | None:
     if name == "float64" and not jax.config.read("jax_enable_x64"):
         raise ConfigError("dtype 'float64' needs jax.config.update('jax_enable_x64', True) first.")
     return jnp.dtype(name)
+
+
+def _keeps(quantized: str) -> bool:
+    if quantized not in ("dequantize", "keep"):
+        raise ConfigError(f"quantized is {quantized!r}; expected 'dequantize' or 'keep'.")
+    return quantized == "keep"
 
 
 def _placement(mesh: Any, plan: str | Plan | None) -> Placement | None:
@@ -180,11 +192,18 @@ def _placed(
     placement: Placement | None,
     kind: np.dtype | None,
     progress: Callable[[int], None] | None,
+    keep: bool,
 ) -> Any:
-    """The module with arrays where its lazy tensors go."""
+    """The module with arrays where its lazy tensors go, or packed weights if they are to `keep`."""
     params = paths(module, is_param)
     where = {path: placement.weight(x) if placement else None for path, x in params.items()}
-    return rebuild(module, place({p: lazies[p] for p in params}, where, kind, progress))
+    kept = {p: leaf for p in params if keep and (leaf := packed(lazies[p])) is not None}
+    plain = {p: lazies[p] for p in params if p not in kept}
+    arrays = place(plain, {p: where[p] for p in plain}, kind, progress)
+    if kept:
+        cuts = {p: part_shardings(leaf, where[p]) for p, leaf in kept.items()}
+        arrays |= place(kept, cuts, None, progress)
+    return rebuild(module, arrays)
 
 
 def initial(
