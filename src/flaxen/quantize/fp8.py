@@ -4,6 +4,7 @@ them.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from flaxen.convert.lazy import Box, LazyTensor, is_float, shifted
-from flaxen.convert.schemes.base import aligned, blocks, spread
+from flaxen.convert.schemes.base import blocks, spread
 from flaxen.convert.views import slabs
 from flaxen.core.errors import CheckpointError
 
@@ -82,13 +83,9 @@ class Scales(LazyTensor):
         self.shape = tuple(part.stop for part in met)
 
     def fill(self, box: Box, out: np.ndarray) -> None:
-        area = self.block[0] * self.block[1] * 4
-        for part, inside in slabs(box, area, CHUNK):
-            where = tuple(
-                slice(p.start * size, min(p.stop * size, n))
-                for p, size, n in zip(part, self.block, self.source.shape, strict=True)
-            )
-            out[inside] = _scales(self.source.read(where).astype(np.float32), self.block)
+        for part, inside in slabs(box, math.prod(self.block) * 4, CHUNK):
+            values = self.source.read(_area(part, self.block, self.source.shape))
+            out[inside] = _scales(values.astype(np.float32), self.block)
 
 
 class Codes(LazyTensor):
@@ -100,12 +97,9 @@ class Codes(LazyTensor):
         self.source, self.block, self.shape = source, block, source.shape
 
     def fill(self, box: Box, out: np.ndarray) -> None:
-        whole = tuple(map(aligned, box, self.block))
-        for part, _ in slabs(tuple(map(blocks, whole, self.block)), self._area, CHUNK):
-            cover = tuple(
-                slice(p.start * size, min(p.stop * size, n))
-                for p, size, n in zip(part, self.block, self.shape, strict=True)
-            )
+        met = tuple(map(blocks, box, self.block))
+        for part, _ in slabs(met, math.prod(self.block) * 4, CHUNK):
+            cover = _area(part, self.block, self.shape)
             wanted = tuple(
                 slice(max(b.start, c.start), min(b.stop, c.stop))
                 for b, c in zip(box, cover, strict=True)
@@ -113,10 +107,6 @@ class Codes(LazyTensor):
             place = tuple(shifted(w, -b.start) for w, b in zip(wanted, box, strict=True))
             cut = tuple(shifted(w, -c.start) for w, c in zip(wanted, cover, strict=True))
             out[place] = self._codes(cover)[cut]
-
-    @property
-    def _area(self) -> int:
-        return self.block[0] * self.block[1] * 4
 
     def _codes(self, cover: Box) -> np.ndarray:
         values = self.source.read(cover).astype(np.float32)
@@ -126,7 +116,16 @@ class Codes(LazyTensor):
         return np.clip(values / scales, -LARGEST, LARGEST).astype(FP8)
 
 
+def _area(part: Box, block: tuple[int, int], shape: tuple[int, ...]) -> Box:
+    """The values of some blocks."""
+    return tuple(
+        slice(p.start * size, min(p.stop * size, n))
+        for p, size, n in zip(part, block, shape, strict=True)
+    )
+
+
 def _scales(values: np.ndarray, block: tuple[int, int]) -> np.ndarray:
     rows = np.maximum.reduceat(np.abs(values), np.arange(0, values.shape[0], block[0]), axis=0)
     largest = np.maximum.reduceat(rows, np.arange(0, values.shape[1], block[1]), axis=1)
-    return np.where(largest > 0, largest / LARGEST, np.float32(1)).astype(np.float32)
+    scales = largest / LARGEST
+    return np.where(scales > 0, scales, np.float32(1))
