@@ -197,7 +197,8 @@ def _placed(
     """The module with arrays where its lazy tensors go, or packed weights if they are to `keep`."""
     params = paths(module, is_param)
     where = {path: placement.weight(x) if placement else None for path, x in params.items()}
-    kept = {p: leaf for p in params if keep and (leaf := packed(lazies[p])) is not None}
+    packs = {p: packed(lazies[p], placement is not None) for p in params if keep}
+    kept = {p: leaf for p, leaf in packs.items() if leaf is not None}
     plain = {p: lazies[p] for p in params if p not in kept}
     arrays = place(plain, {p: where[p] for p in plain}, kind, progress)
     if kept:

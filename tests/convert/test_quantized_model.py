@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 
@@ -14,11 +15,12 @@ import pytest
 import quantized_files as files
 
 import flaxen
+from flaxen.convert.formats.checkpoint import open_checkpoint
 from flaxen.convert.formats.safetensors import open_safetensors
 from flaxen.core.dot import WeightLeaf
 from flaxen.core.errors import CheckpointError, ConfigError
 from flaxen.core.tree import paths
-from flaxen.quantize import QuantizedWeight
+from flaxen.quantize import QuantizedWeight, keep, packed
 
 BF16 = ml_dtypes.bfloat16
 ORDER = np.random.default_rng(3).permutation(np.arange(64) // 16)
@@ -115,6 +117,31 @@ def test_kept_weights_take_the_memory_of_their_codes(quantised, method):
     kept = flaxen.load(quantised, quantized="keep")
     stored = sum(array.nbytes for array in weights(method)[0].values())
     assert sum(x.nbytes for x in jax.tree.leaves(kept.module)) == stored
+
+
+def test_a_product_in_pieces_is_the_whole_one(quantised, monkeypatch):
+    whole = flaxen.load(quantised, dtype="float32", quantized="keep")
+    monkeypatch.setattr(keep, "PIECE", 8 << 10)
+    cut = flaxen.load(quantised, dtype="float32", quantized="keep")
+    # The last block of scales is cut short in some of the fp8 matrices: those stay whole.
+    assert max(x.pieces for x in jax.tree.leaves(cut, is_leaf=is_leaf) if is_leaf(x)) >= 2
+    np.testing.assert_allclose(logits(cut), logits(whole), atol=1e-5, rtol=0)
+
+
+def test_blocks_that_end_within_a_piece_are_not_cut(tmp_path, monkeypatch):
+    monkeypatch.setattr(keep, "PIECE", 128)
+    for rows, pieces in ((9, 1), (12, 3)):
+        # Three rows of scales in both; only in the second are all blocks full.
+        stored = files.fp8(np.random.default_rng(0), rows, 8, (4, 8))
+        settings = {"quantization_config": FP8 | {"weight_block_size": [4, 8]}}
+        tensors = {f"a.{role}": part for role, part in stored.parts.items()}
+        folder = files.write(tmp_path / str(rows), tensors, settings)
+        leaf = packed(open_checkpoint(folder, np.dtype(np.float32))["a.weight"])
+        assert leaf.pieces == pieces
+        read = {role: part.read() for role, part in leaf.parts.items()}
+        leaf = jax.tree.map(jnp.asarray, dataclasses.replace(leaf, parts=read))
+        found = leaf.dot(jnp.eye(8), 1)
+        np.testing.assert_allclose(np.asarray(found), stored.values.T, rtol=1e-6)
 
 
 def test_layers_fold_with_their_packed_weights(quantised):

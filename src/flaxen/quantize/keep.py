@@ -16,13 +16,21 @@ from flaxen.convert.schemes.base import QuantizedTensor
 from flaxen.convert.views import Reshaped, Stacked
 from flaxen.quantize.leaf import QuantizedWeight
 
+PIECE = 16 << 20
+"""Bytes of float32 values that a product works out at a time, if its weight can be cut."""
 
-def packed(tensor: LazyTensor) -> QuantizedWeight | None:
+MOST = 256
+"""Pieces of a product."""
+
+
+def packed(tensor: LazyTensor, whole: bool = False) -> QuantizedWeight | None:
     """A leaf of lazy parts, if the tensor is a quantised matrix (or layers of such) reshaped to
     (out..., in...); None for anything else, such as experts, and parts of a fused matrix.
+
+    whole: multiply in one piece, as is best where a mesh cuts the weight.
     """
     if isinstance(tensor, Stacked):
-        return _stacked([packed(part) for part in tensor.parts])
+        return _stacked([packed(part, whole) for part in tensor.parts])
     source = tensor
     while isinstance(source, Reshaped):
         source = source.parent
@@ -38,7 +46,38 @@ def packed(tensor: LazyTensor) -> QuantizedWeight | None:
         inner=tensor.shape,
         outs=outs,
         dtype=source.dtype,
+        pieces=1 if whole else _pieces(source),
     )
+
+
+def _pieces(tensor: QuantizedTensor) -> int:
+    """The smallest number of equal runs of outputs that keeps each below `PIECE`, or the nearest to
+    it.
+    """
+    least = -(-tensor.size * 4 // PIECE)
+    fits = [n for n in range(1, MOST + 1) if _cuts_evenly(tensor, n)]
+    return next((n for n in fits if n >= least), fits[-1])
+
+
+def _cuts_evenly(tensor: QuantizedTensor, count: int) -> bool:
+    """Whether every run of outputs is made of an equal run of each part."""
+    outs, ins = tensor.shape
+    scheme, shapes = tensor.scheme, {role: part.shape for role, part in tensor.parts.items()}
+    places = {
+        role: axes.index("out")
+        for role, axes in scheme.axes.items()
+        if "out" in axes and len(shapes[role]) == len(axes)
+    }
+    if any(shapes[role][axis] % count for role, axis in places.items()):
+        return False
+    for i in range(count):
+        run = slice(i * outs // count, (i + 1) * outs // count)
+        boxes = scheme.boxes((run, slice(0, ins)), shapes)
+        for role, axis in places.items():
+            size = shapes[role][axis] // count
+            if boxes[role][axis] != slice(i * size, (i + 1) * size):
+                return False
+    return True
 
 
 def _stacked(leaves: Sequence[QuantizedWeight | None]) -> QuantizedWeight | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -21,8 +22,8 @@ class QuantizedWeight:
     back; in a folded model each has a `layers` axis in front. inner: the weight's shape without
     that axis, whose first `outs` axes are outputs. dtype: what its values are rounded to.
 
-    Products work the values out inside the compiled step, where they live no longer than the
-    product; nothing outside holds them.
+    Products work the values out inside the compiled step, `pieces` runs of outputs one after the
+    other, each of which lives no longer than its product; nothing outside holds them.
     """
 
     parts: Any
@@ -30,6 +31,7 @@ class QuantizedWeight:
     inner: static[tuple[int, ...]]
     outs: static[int]
     dtype: static[np.dtype]
+    pieces: static[int] = 1
 
     @property
     def stacked(self) -> int:
@@ -53,7 +55,23 @@ class QuantizedWeight:
 
     def dot(self, x: jax.Array, contract: int) -> jax.Array:
         """As `core.dot.dot`, for the values."""
-        return dense(x, self.values(), contract)
+        if self.pieces == 1:
+            return dense(x, self.values(), contract)
+        batch, width = x.shape[: x.ndim - contract], math.prod(self.inner[self.outs :])
+        x = x.reshape(*batch, width)
+        y = jax.lax.map(lambda i: dense(x, self._piece(i, width), 1), jnp.arange(self.pieces))
+        return jnp.moveaxis(y, 0, -2).reshape(*batch, *self.inner[: self.outs])
+
+    def _piece(self, i: jax.Array, width: int) -> jax.Array:
+        """One run of outputs."""
+        parts = dict(self.parts)
+        for role, axes in self.scheme.axes.items():
+            if "out" in axes and parts[role].ndim == len(axes):
+                axis = axes.index("out")
+                size = parts[role].shape[axis] // self.pieces
+                parts[role] = jax.lax.dynamic_slice_in_dim(parts[role], i * size, size, axis)
+        values = self.scheme.values(parts, jnp)
+        return values.astype(self.dtype).reshape(-1, width)
 
     def rows(self, ids: jax.Array) -> jax.Array:
         """As `core.dot.rows`, for the values."""

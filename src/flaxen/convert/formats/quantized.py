@@ -83,9 +83,8 @@ def _said(config: Settings) -> np.dtype | None:
 
 
 def _of_scales(parts: Mapping[str, LazyTensor]) -> np.dtype:
-    dtype = parts["scales"].dtype if "scales" in parts else None
-    halves = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
-    return dtype if dtype in halves else np.dtype(ml_dtypes.bfloat16)
+    half = "scales" in parts and parts["scales"].dtype == np.float16
+    return np.dtype(np.float16 if half else ml_dtypes.bfloat16)
 
 
 FP8 = (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)
@@ -272,7 +271,7 @@ def _number(
 
 
 def _group(about: Settings) -> int:
-    value = next((about[k] for k in ("group_size", "q_group_size") if k in about), None)
+    value: Any = next((about[k] for k in ("group_size", "q_group_size") if k in about), None)
     if value != -1 and not _is_size(value):
         raise CheckpointError(
             f"quantization_config says group_size={value!r}; expected a size above 0, or -1."

@@ -10,7 +10,7 @@ import numpy as np
 from flaxen.convert.lazy import Box, LazyTensor, shifted
 from flaxen.convert.views import slabs
 
-CHUNK = 8 << 20
+CHUNK = 2 << 20
 """Bytes of float32 values worked out at a time."""
 
 with np.errstate(over="ignore"):
@@ -70,7 +70,8 @@ class QuantizedTensor(LazyTensor):
             with np.errstate(over="ignore", invalid="ignore"):
                 values = self.scheme.values(parts, np, tuple(s.start for s in cover))
                 cut = tuple(shifted(w, -c.start) for w, c in zip(wanted, cover, strict=True))
-                np.copyto(out[(*inside, ...)], values[cut], casting="unsafe")
+                # Rounded as it lies, then copied: the values may be transposed in memory.
+                out[(*inside, ...)] = values[cut].astype(self.dtype)
 
 
 def blocks(part: slice, size: int) -> slice:

@@ -19,7 +19,7 @@ from flaxen.convert.schemes.base import Parts, aligned, blocks, spread
 
 WORD = 32
 
-AWQ_PLACES = np.array([0, 4, 1, 5, 2, 6, 3, 7])
+AWQ_PLACES = np.array([0, 4, 1, 5, 2, 6, 3, 7], np.uint32)
 """Which nibble of a word holds each of its eight outputs."""
 
 
@@ -48,14 +48,13 @@ class Awq:
     def values(self, parts: Parts, xp: Any = np, start: tuple[int, ...] = ()) -> Any:
         codes = self._numbers(parts["qweight"], xp)
         zeros, scales = self._numbers(parts["qzeros"], xp), parts["scales"].T
-        at, length = start[-1] if start else 0, codes.shape[1]
-        zeros, scales = (spread(x, self.group, 1, at, length, xp) for x in (zeros, scales))
-        return _values(codes, zeros, scales, xp)
+        return _grouped(codes, zeros, scales, self.group, start[-1] if start else 0, xp)
 
     def _numbers(self, words: Any, xp: Any) -> Any:
-        nibbles = unpack(words.view(xp.uint32), 4, xp)
-        grouped = nibbles.reshape(len(words), -1, 8)[..., AWQ_PLACES]
-        return grouped.reshape(len(words), -1).T
+        """[n, out / 8] words -> [out, n] numbers."""
+        shifts = xp.asarray(AWQ_PLACES * 4)[:, None]
+        numbers = words.T[:, None, :].view(xp.uint32) >> shifts & 15
+        return numbers.astype(xp.int8).reshape(-1, len(words))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,18 +99,25 @@ class Gptq:
         }
 
     def values(self, parts: Parts, xp: Any = np, start: tuple[int, ...] = ()) -> Any:
-        codes = unpack(parts["qweight"].view(xp.uint32).T, self.bits, xp)
-        stored = unpack(parts["qzeros"].view(xp.uint32), self.bits, xp).T
+        kind = xp.int16 if self.bits == 8 else xp.int8
+        codes = unpack(parts["qweight"].T.copy().view(xp.uint8), self.bits, xp).astype(kind)
+        stored = unpack(parts["qzeros"].view(xp.uint8), self.bits, xp).T.astype(kind)
         # A zero of 0 is stored as all ones.
         zeros, scales = (stored + self.less) & (2**self.bits - 1), parts["scales"].T
         if self.by_index:
-            zeros, scales = zeros[:, parts["g_idx"]], scales[:, parts["g_idx"]]
-        else:
-            at, length = start[-1] if start else 0, codes.shape[1]
-            zeros, scales = (spread(x, self.group, 1, at, length, xp) for x in (zeros, scales))
-        return _values(codes, zeros, scales, xp)
+            return _values(codes, zeros[:, parts["g_idx"]], scales[:, parts["g_idx"]], xp)
+        return _grouped(codes, zeros, scales, self.group, start[-1] if start else 0, xp)
+
+
+def _grouped(codes: Any, zeros: Any, scales: Any, size: int, start: int, xp: Any) -> Any:
+    """Values [out, in] from zeros and scales [out, groups]; the first input is number `start`."""
+    ins = codes.shape[1]
+    if start % size == 0 and ins % size == 0:
+        groups = codes.reshape(len(codes), -1, size)
+        return _values(groups, zeros[..., None], scales[..., None], xp).reshape(codes.shape)
+    zeros, scales = (spread(x, size, 1, start, ins, xp) for x in (zeros, scales))
+    return _values(codes, zeros, scales, xp)
 
 
 def _values(codes: Any, zeros: Any, scales: Any, xp: Any) -> Any:
-    steps = codes.astype(xp.int32) - zeros.astype(xp.int32)
-    return steps.astype(xp.float32) * scales.astype(xp.float32)
+    return (codes - zeros).astype(xp.float32) * scales.astype(xp.float32)

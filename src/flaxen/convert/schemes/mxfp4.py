@@ -19,15 +19,16 @@ from flaxen.convert.schemes.base import POWERS, Parts, aligned, blocks
 BLOCK = 32
 
 _CODES = unpack(np.arange(256, dtype=np.uint8)[:, None], 4)
-PAIRS = _CODES.view(ml_dtypes.float4_e2m1fn).astype(np.float32)
-"""The two values in each byte, the low half's first."""
+PAIRS = _CODES.view(ml_dtypes.float4_e2m1fn).astype(np.float32).view(np.uint64)[:, 0]
+"""The two values in each byte, the low half's first, as one number that is quick to look up."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Mxfp4Experts:
     """Experts' weights [experts, in, out], stored transposed.
 
-    blocks: [experts, out, in / 32, 16] bytes; scales: [experts, out, in / 32] exponents.
+    blocks: [experts, out, in / 32, 16] bytes; scales: [experts, out, in / 32] exponents. Only
+    NumPy works them out: experts do not stay packed in memory.
     """
 
     axes: ClassVar[Mapping[str, tuple[str, ...]]] = {
@@ -45,6 +46,6 @@ class Mxfp4Experts:
 
     def values(self, parts: Parts, xp: Any = np, start: tuple[int, ...] = ()) -> Any:
         experts, outs, groups, _ = parts["blocks"].shape
-        values = xp.asarray(PAIRS)[parts["blocks"]].reshape(experts, outs, groups, BLOCK)
-        values = values * xp.asarray(POWERS)[parts["scales"]][..., None]
+        values = PAIRS[parts["blocks"]].view(np.float32)
+        values *= POWERS[parts["scales"]][..., None]
         return values.reshape(experts, outs, groups * BLOCK).swapaxes(1, 2)
