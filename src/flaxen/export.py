@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +11,19 @@ import jax
 import numpy as np
 
 from flaxen.convert.arrays import ArrayTensor
+from flaxen.convert.dtypes import float_dtype
 from flaxen.convert.lazy import LazyTensor
-from flaxen.convert.relation import Relation, Row, relate
+from flaxen.convert.relation import Relation, relate
 from flaxen.convert.report import Report
 from flaxen.convert.save import write_checkpoint
+from flaxen.convert.transforms import reverted
 from flaxen.core.errors import CheckpointError
+from flaxen.core.progress import Progress, reporting
 from flaxen.core.tree import is_param, paths
 from flaxen.families.config import abstract_module, both_spellings
+from flaxen.fit import hub_layout
 from flaxen.model import Model
 from flaxen.models.fold import unfold
-from flaxen.pretrained import float_dtype
 from flaxen.quantize import QuantizedWeight, stored_tensors
 
 
@@ -32,7 +34,7 @@ def save(
     dtype: Any = None,
     max_shard_size: int | str = "5GB",
     tokenizer: Any = None,
-    progress: Callable[[int], None] | None = None,
+    progress: Progress = True,
 ) -> None:
     """Write a folder that Transformers loads: weights under the hub's names, config, generation
     config, tokenizer files.
@@ -59,22 +61,25 @@ def save(
                 "The model holds packed weights, which are saved as they are stored; leave dtype "
                 "out, or load the model with quantized='dequantize'."
             )
-    write_checkpoint(
-        tensors,
-        folder,
-        config=raw,
-        generation_config=model.generation_config,
-        copy_from=model.origin.folder,
-        max_shard_size=max_shard_size,
-        dtype=kind,
-        progress=progress,
-    )
+    with reporting(progress, "Saving", sum(t.nbytes for t in tensors.values())) as report:
+        write_checkpoint(
+            tensors,
+            folder,
+            config=raw,
+            generation_config=model.generation_config,
+            copy_from=model.origin.folder,
+            max_shard_size=max_shard_size,
+            dtype=kind,
+            progress=report,
+        )
     if tokenizer is not None:
         tokenizer.save_pretrained(str(folder))
 
 
 def hub_tensors(model: Model) -> dict[str, LazyTensor]:
-    """A model's weights as lazy tensors under the hub's names and layouts; packed ones by part."""
+    """A model's weights as lazy tensors under the names and layouts they were loaded from; packed
+    ones by part.
+    """
     return _stored(model)[0]
 
 
@@ -100,22 +105,19 @@ def _stored(model: Model) -> tuple[dict[str, LazyTensor], dict[str, Any] | None]
             "The model holds weights that its checkpoint has no place for: "
             f"{', '.join(extra[:4])}. Merge adapters first (flaxen.tune.merge)."
         )
-    packed = {path: x for path, x in lazies.items() if isinstance(x, QuantizedWeight)}
-    rows = [row for row in relation.rows if not packed.keys() & _paths(row)]
-    names = {row.path: row.names[0] for row in relation.table()}
-    out, quantization = Relation(tuple(rows)).save(lazies), None
-    if packed:
-        leaves = {names[path]: leaf for path, leaf in packed.items()}
-        stored, quantization = stored_tensors(leaves, model.origin.quantization_json or "")
-        out |= stored
-    report = model.loading or Report()
-    for target in report.doubled:
-        out[target] = out[report.tied[target]]
-    return out, quantization
-
-
-def _paths(row: Row) -> set[str]:
-    return {path for path, _ in row.parts.values()}
+    leaves = {path: x for path, x in lazies.items() if isinstance(x, QuantizedWeight)}
+    rows = (row for row in relation.rows if not any(p in leaves for p, _ in row.parts.values()))
+    out = hub_layout(Relation(tuple(rows)), lazies, model.loading or Report())
+    applied = model.origin.applied
+    if applied is not None:
+        out = reverted(out, applied)
+    if not leaves:
+        return out, None
+    renamed = applied.names if applied else {}
+    names = {row.path: renamed.get(row.names[0], row.names[0]) for row in relation.table()}
+    packs = {names[path]: leaf for path, leaf in leaves.items()}
+    stored, quantization = stored_tensors(packs, model.origin.quantization_json or "")
+    return out | stored, quantization
 
 
 def _layer(tensor: LazyTensor, i: int) -> LazyTensor:

@@ -14,7 +14,7 @@ import pytest
 import quantized_files as files
 
 from flaxen.convert.formats.checkpoint import open_checkpoint
-from flaxen.convert.lazy import concrete
+from flaxen.convert.lazy import concat, concrete, stack
 from flaxen.convert.schemes import base
 from flaxen.core.errors import CheckpointError
 
@@ -33,9 +33,9 @@ def named(stored, module="a"):
     return {f"{module}.{role}": array for role, array in stored.parts.items()}
 
 
-def opened(folder, tensors, settings, dtype=None, **config):
+def opened(folder, tensors, settings, **config):
     files.write(folder, tensors, {"quantization_config": settings, **config})
-    return open_checkpoint(folder, dtype)
+    return open_checkpoint(folder)
 
 
 def with_scales(stored, scales, values):
@@ -91,7 +91,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_values_are_those_of_the_published_formula(tmp_path, case):
     stored, settings = CASES[case]
-    checkpoint = opened(tmp_path, named(stored), settings, np.dtype(np.float32))
+    checkpoint = opened(tmp_path, named(stored), settings, dtype="float32")
     assert list(checkpoint) == ["a.weight"] and "quantization_config" not in checkpoint.config
     assert checkpoint.quantization == settings
     # One product of a few bits each: float32 holds the ints' exactly, and rounds float8's once.
@@ -104,10 +104,10 @@ def test_any_box_has_its_values(tmp_path, case, monkeypatch):
     if case == "mxfp4":
         stored = files.mxfp4(rng(), 2, 96, 5)
         parts = {f"a_{role}": array for role, array in stored.parts.items()}
-        tensor = opened(tmp_path, parts, {"quant_method": "mxfp4"}, np.dtype(np.float32))["a"]
+        tensor = opened(tmp_path, parts, {"quant_method": "mxfp4"}, dtype="float32")["a"]
     else:
         stored, settings = CASES[case]
-        tensor = opened(tmp_path, named(stored), settings, np.dtype(np.float32))["a.weight"]
+        tensor = opened(tmp_path, named(stored), settings, dtype="float32")["a.weight"]
     values, draw = stored.values.astype(np.float32), np.random.default_rng(2)
     np.testing.assert_array_equal(tensor.read(), values)
     for _ in range(12):
@@ -146,14 +146,22 @@ def test_fp8_blocks_are_those_of_transformers_bit_for_bit(tmp_path, scales):
     np.testing.assert_array_equal(found, data[f"fp8_{kind}bfloat16"])
 
 
-def test_float32_is_not_rounded_through_the_configs_dtype(tmp_path):
+def test_another_dtype_is_not_rounded_through_the_configs(tmp_path):
     data = vectors()
     weight = data["fp8_codes"].view(ml_dtypes.float8_e4m3fn)
     tensors = {"a.weight": weight, "a.weight_scale_inv": data["fp8_scales"]}
     settings = {"quant_method": "fp8", "weight_block_size": [2, 4]}
-    exact = opened(tmp_path, tensors, settings, np.dtype(np.float32), torch_dtype="bfloat16")
-    np.testing.assert_array_equal(exact["a.weight"].read(), data["fp8_float32"])
-    assert open_checkpoint(tmp_path)["a.weight"].dtype == BF16
+    tensor = opened(tmp_path, tensors, settings, dtype="bfloat16")["a.weight"]
+    exact = data["fp8_float32"]
+    assert tensor.dtype == BF16
+    np.testing.assert_array_equal(tensor.astype(np.float32).read(), exact)
+    for view, expected in {
+        tensor.reshape((2, 3, 8)).permute((1, 0, 2)): exact.reshape(2, 3, 8).transpose(1, 0, 2),
+        tensor.crop((slice(1, 4), slice(2, 7))): exact[1:4, 2:7],
+        stack([tensor, tensor]): np.stack([exact, exact]),
+        concat([tensor, tensor], 1): np.concatenate([exact, exact], 1),
+    }.items():
+        np.testing.assert_array_equal(view.astype(np.float32).read(), expected)
 
 
 def test_the_dtype_is_the_configs_else_that_of_16_bit_scales(tmp_path):

@@ -20,7 +20,7 @@ from flaxen.convert.formats.safetensors import open_safetensors
 from flaxen.core.dot import WeightLeaf
 from flaxen.core.errors import CheckpointError, ConfigError
 from flaxen.core.tree import paths
-from flaxen.quantize import QuantizedWeight, keep, packed
+from flaxen.quantize import QuantizedWeight, keep, packed_leaf
 
 BF16 = ml_dtypes.bfloat16
 ORDER = np.random.default_rng(3).permutation(np.arange(64) // 16)
@@ -136,7 +136,7 @@ def test_blocks_that_end_within_a_piece_are_not_cut(tmp_path, monkeypatch):
         settings = {"quantization_config": FP8 | {"weight_block_size": [4, 8]}}
         tensors = {f"a.{role}": part for role, part in stored.parts.items()}
         folder = files.write(tmp_path / str(rows), tensors, settings)
-        leaf = packed(open_checkpoint(folder, np.dtype(np.float32))["a.weight"])
+        leaf = packed_leaf(open_checkpoint(folder)["a.weight"].astype(np.float32))
         assert leaf.pieces == pieces
         read = {role: part.read() for role, part in leaf.parts.items()}
         leaf = jax.tree.map(jnp.asarray, dataclasses.replace(leaf, parts=read))

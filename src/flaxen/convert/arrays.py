@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 
-from flaxen.convert.lazy import Box, ByteCounter, LazyTensor, Mapped, box_shape, concrete
+from flaxen.convert.lazy import Box, ByteCounter, LazyTensor, Mapped, box_shape, concrete, copy
 from flaxen.core.errors import CheckpointError
 
 
@@ -30,7 +30,7 @@ class ArrayTensor(LazyTensor):
                 place = (_from(s, b.start) for s, b in zip(shared, box, strict=True))
                 target = out[(*place, ...)]
                 inner = tuple(_from(s, w.start) for s, w in zip(shared, where, strict=True))
-                np.copyto(target, _host(data, inner))
+                copy(target, _host(data, inner))
                 filled += target.size
         if filled < out.size:
             raise CheckpointError(

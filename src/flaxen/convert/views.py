@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from flaxen.convert.lazy import Box, LazyTensor, Mapped, box_shape, shifted
+from flaxen.convert.lazy import Box, LazyTensor, Mapped, box_shape, copy, shifted
 from flaxen.convert.reshaping import Reshape
+from flaxen.core.errors import CheckpointError
 
 CHUNK = 1 << 21
 """Bytes of a dtype conversion's intermediate copy."""
@@ -26,6 +27,10 @@ class Permuted(LazyTensor):
     def fill(self, box: Box, out: np.ndarray) -> None:
         self.parent.fill(tuple(box[i] for i in self.inverse), out.transpose(self.inverse))
 
+    def recast(self, dtype: np.dtype) -> LazyTensor | None:
+        parent = self.parent.recast(dtype)
+        return parent and Permuted(parent, self.order)
+
     def mapped(self, box: Box) -> Mapped | None:
         found = self.parent.mapped(tuple(box[i] for i in self.inverse))
         return found and found._replace(array=found.array.transpose(self.order))
@@ -41,6 +46,10 @@ class Cropped(LazyTensor):
 
     def fill(self, box: Box, out: np.ndarray) -> None:
         self.parent.fill(self._outer(box), out)
+
+    def recast(self, dtype: np.dtype) -> LazyTensor | None:
+        parent = self.parent.recast(dtype)
+        return parent and Cropped(parent, self.box)
 
     def mapped(self, box: Box) -> Mapped | None:
         return self.parent.mapped(self._outer(box))
@@ -63,7 +72,7 @@ class Reshaped(LazyTensor):
         found = self.mapped(box)
         if found is not None:
             found.counter.add(out.nbytes)
-            np.copyto(out, found.array)
+            copy(out, found.array)
             return
         for piece, place in self.plan.pieces(box):
             target = _as_view(out[(*place, ...)], box_shape(piece))
@@ -71,6 +80,10 @@ class Reshaped(LazyTensor):
                 self.parent.fill(piece, target)
             else:
                 out[place] = self.parent.read(piece).reshape(box_shape(place))
+
+    def recast(self, dtype: np.dtype) -> LazyTensor | None:
+        parent = self.parent.recast(dtype)
+        return parent and Reshaped(parent, self.shape)
 
     def mapped(self, box: Box) -> Mapped | None:
         if 0 in box_shape(box):
@@ -92,7 +105,7 @@ class Converted(LazyTensor):
             found = self.parent.mapped(box)
             if found is not None:
                 found.counter.add(found.array.nbytes)
-                np.copyto(out, found.array, casting="unsafe")
+                copy(out, found.array)
                 return
             source = self.parent.dtype
             buffer = np.empty(min(CHUNK, out.size * source.itemsize), np.uint8)
@@ -129,6 +142,10 @@ class Concatenated(LazyTensor):
         for part, inner, place in self._split(box):
             part.fill(inner, out[(slice(None),) * self.dim + (place,)])
 
+    def recast(self, dtype: np.dtype) -> LazyTensor | None:
+        parts = _recast(self.parts, dtype)
+        return None if parts is None else Concatenated(parts, self.dim)
+
     def mapped(self, box: Box) -> Mapped | None:
         found = list(self._split(box))
         return found[0][0].mapped(found[0][1]) if len(found) == 1 else None
@@ -145,11 +162,47 @@ class Stacked(LazyTensor):
         for i, part in enumerate(self.parts[box[0]]):
             part.fill(box[1:], out[i, ...])
 
+    def recast(self, dtype: np.dtype) -> LazyTensor | None:
+        parts = _recast(self.parts, dtype)
+        return None if parts is None else Stacked(parts)
+
     def mapped(self, box: Box) -> Mapped | None:
         if box[0].stop - box[0].start != 1:
             return None
         found = self.parts[box[0].start].mapped(box[1:])
         return found and found._replace(array=found.array[None])
+
+
+class Padded(LazyTensor):
+    """The tensor in the first corner of a larger shape, and zeros."""
+
+    def __init__(self, parent: LazyTensor, shape: tuple[int, ...]):
+        self.parent, self.shape, self.dtype = parent, shape, parent.dtype
+
+    def fill(self, box: Box, out: np.ndarray) -> None:
+        ends = [min(s.stop, n) for s, n in zip(box, self.parent.shape, strict=True)]
+        inner = tuple(slice(s.start, max(s.start, end)) for s, end in zip(box, ends, strict=True))
+        have = box_shape(inner)
+        if have != out.shape:
+            out[...] = np.zeros((), self.dtype)
+        if 0 not in have:
+            self.parent.fill(inner, out[(*(slice(0, n) for n in have), ...)])
+
+    def mapped(self, box: Box) -> Mapped | None:
+        inside = all(s.stop <= n for s, n in zip(box, self.parent.shape, strict=True))
+        return self.parent.mapped(box) if inside else None
+
+
+class Computed(LazyTensor):
+    """Values that a function makes of the box that is asked for, such as scaled weights."""
+
+    def __init__(
+        self, shape: tuple[int, ...], dtype: np.dtype, compute: Callable[[Box], np.ndarray]
+    ):
+        self.shape, self.dtype, self.compute = shape, dtype, compute
+
+    def fill(self, box: Box, out: np.ndarray) -> None:
+        copy(out, self.compute(box))
 
 
 def slabs(box: Box, itemsize: int, limit: int) -> Iterator[tuple[Box, Box]]:
@@ -170,10 +223,17 @@ def slabs(box: Box, itemsize: int, limit: int) -> Iterator[tuple[Box, Box]]:
             yield smaller, (*(slice(0, 1),) * axis, slice(start, start + count), *inner)
 
 
+def _recast(parts: tuple[LazyTensor, ...], dtype: np.dtype) -> tuple[LazyTensor, ...] | None:
+    """All of them, or None if one cannot."""
+    found = [part.recast(dtype) for part in parts]
+    whole = tuple(part for part in found if part is not None)
+    return whole if len(whole) == len(parts) else None
+
+
 def _same(values) -> None:
     kinds = list(dict.fromkeys(values))
     if len(kinds) > 1:
-        raise ValueError(f"Cannot join tensors that differ: {kinds[0]} and {kinds[1]}.")
+        raise CheckpointError(f"Cannot join tensors that differ: {kinds[0]} and {kinds[1]}.")
 
 
 def _as_view(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray | None:

@@ -14,6 +14,7 @@ from flaxen.convert.formats.checkpoint import Checkpoint
 from flaxen.convert.lazy import LazyTensor, stack
 from flaxen.convert.schemes.base import QuantizedTensor
 from flaxen.convert.views import Reshaped, Stacked
+from flaxen.core.errors import ConfigError
 from flaxen.quantize.leaf import QuantizedWeight
 
 PIECE = 16 << 20
@@ -23,14 +24,38 @@ MOST = 256
 """Pieces of a product."""
 
 
-def packed(tensor: LazyTensor, whole: bool = False) -> QuantizedWeight | None:
+def keeps(quantized: str) -> bool:
+    """Whether `load(quantized=...)` asks for packed weights.
+
+    Raises:
+        ConfigError: for anything but "keep" and "dequantize".
+    """
+    if quantized not in ("dequantize", "keep"):
+        raise ConfigError(f"quantized is {quantized!r}; expected 'dequantize' or 'keep'.")
+    return quantized == "keep"
+
+
+def packed(
+    tensors: Mapping[str, LazyTensor], where: Mapping[str, NamedSharding | None]
+) -> tuple[dict[str, QuantizedWeight], dict[str, QuantizedWeight]]:
+    """Those of a model's weights that can stay packed, as leaves of lazy parts, and as leaves of
+    the places of these parts.
+
+    where: the sharding of each plain weight, or None.
+    """
+    found = {path: packed_leaf(t, where[path] is not None) for path, t in tensors.items()}
+    leaves = {path: leaf for path, leaf in found.items() if leaf is not None}
+    return leaves, {path: part_shardings(leaf, where[path]) for path, leaf in leaves.items()}
+
+
+def packed_leaf(tensor: LazyTensor, whole: bool = False) -> QuantizedWeight | None:
     """A leaf of lazy parts, if the tensor is a quantised matrix (or layers of such) reshaped to
     (out..., in...); None for anything else, such as experts, and parts of a fused matrix.
 
     whole: multiply in one piece, as is best where a mesh cuts the weight.
     """
     if isinstance(tensor, Stacked):
-        return _stacked([packed(part, whole) for part in tensor.parts])
+        return _stacked([packed_leaf(part, whole) for part in tensor.parts])
     source = tensor
     while isinstance(source, Reshaped):
         source = source.parent

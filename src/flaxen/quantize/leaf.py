@@ -69,10 +69,16 @@ class QuantizedWeight:
             if "out" in axes and parts[role].ndim == len(axes):
                 axis = axes.index("out")
                 size = parts[role].shape[axis] // self.pieces
-                parts[role] = jax.lax.dynamic_slice_in_dim(parts[role], i * size, size, axis)
+                parts[role] = _run(parts[role], i * size, size, axis)
         values = self.scheme.values(parts, jnp)
         return values.astype(self.dtype).reshape(-1, width)
 
     def rows(self, ids: jax.Array) -> jax.Array:
         """As `core.dot.rows`, for the values."""
         return self.values()[ids]
+
+
+def _run(part: jax.Array, start: jax.Array, size: int, axis: int) -> jax.Array:
+    # As bytes: XLA on CPU would first widen all of a float8 array that is cut inside a loop.
+    raw = part.view(jnp.uint8) if part.dtype.itemsize == 1 else part
+    return jax.lax.dynamic_slice_in_dim(raw, start, size, axis).view(part.dtype)

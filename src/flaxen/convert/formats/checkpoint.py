@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,10 @@ NO_JSON = (ValueError, RecursionError)
 class Checkpoint(Mapping[str, LazyTensor]):
     """Tensors by hub name.
 
-    `config` and `generation_config` are what stands in the files of those names; `metadata` is the
-    format's own; `counter` counts the bytes that every tensor reads; `close` lets go of the files;
-    `quantization` is how the weights are stored, if not as they are shown.
+    `config` and `generation_config` are what stands in the files of those names; `format` says in
+    what the weights are stored, `files` where; `metadata` is the format's own; `counter` counts the
+    bytes that every tensor reads; `close` lets go of the files; `quantization` is the config's
+    `quantization_config` where the weights are shown as plain ones.
     """
 
     def __init__(
@@ -30,6 +31,8 @@ class Checkpoint(Mapping[str, LazyTensor]):
         config: dict[str, Any] | None = None,
         generation_config: dict[str, Any] | None = None,
         folder: Path | None = None,
+        format: str = "",
+        files: Iterable[str | Path] = (),
         metadata: Mapping[str, Any] | None = None,
         close: Callable[[], None] = lambda: None,
         quantization: dict[str, Any] | None = None,
@@ -39,6 +42,8 @@ class Checkpoint(Mapping[str, LazyTensor]):
         self.config = config or {}
         self.generation_config = generation_config
         self.folder = folder
+        self.format = format
+        self.files = [str(file) for file in files]
         self.metadata = dict(metadata or {})
         self.close = close
         self.quantization = quantization
@@ -64,11 +69,10 @@ class Checkpoint(Mapping[str, LazyTensor]):
         self.close()
 
 
-def open_checkpoint(path: str | Path, dtype: Any = None) -> Checkpoint:
+def open_checkpoint(path: str | Path) -> Checkpoint:
     """Open a Hugging Face folder, a `.safetensors` or `.gguf` file, or a hub id such as `org/name`.
 
-    Quantised weights are shown as plain ones, those of safetensors in `dtype` (default: what the
-    config says); no other tensor is converted.
+    Quantised weights are shown as plain ones.
 
     Raises:
         CheckpointError: nothing is there, or what is there is damaged or of an unknown kind.
@@ -82,8 +86,8 @@ def open_checkpoint(path: str | Path, dtype: Any = None) -> Checkpoint:
         from flaxen.convert.formats.quantized import dequantized
         from flaxen.convert.formats.safetensors import open_safetensors
 
-        return dequantized(open_safetensors(here), dtype)
-    return open_checkpoint(download(str(path)), dtype)
+        return dequantized(open_safetensors(here))
+    return open_checkpoint(download(str(path)))
 
 
 def download(repository: str) -> Path:

@@ -37,12 +37,13 @@ class Shape(NamedTuple):
     shape: tuple[int, ...]
 
 
-def dequantized(checkpoint: Checkpoint, dtype: np.dtype | None = None) -> Checkpoint:
+def dequantized(checkpoint: Checkpoint) -> Checkpoint:
     """The same checkpoint with plain weights in place of quantised ones; others pass unchanged.
 
     Each weight is a lazy view of its codes and scales. It is worked out in float32 and rounded
-    once, to `dtype`, else to what the config says, else to the scales' dtype if that has 16 bits,
-    else to bfloat16. The config loses its `quantization_config`, which is then in `.quantization`.
+    once: to the config's dtype, else to float16 if its scales are, else to bfloat16; or, under
+    `astype`, to that dtype alone. The config loses its `quantization_config`, which is then in
+    `.quantization`.
 
     Raises:
         CheckpointError: for another method than fp8, mxfp4, awq and gptq, or parts of a weight that
@@ -60,7 +61,7 @@ def dequantized(checkpoint: Checkpoint, dtype: np.dtype | None = None) -> Checkp
     tensors: dict[str, LazyTensor] = dict(checkpoint)
     for found in READERS[method](checkpoint, about):
         parts = {role: tensors.pop(name) for role, name in found.parts.items()}
-        kind = dtype or _said(checkpoint.config) or _of_scales(parts)
+        kind = _said(checkpoint.config) or _of_scales(parts)
         tensors[found.name] = QuantizedTensor(found.scheme, parts, found.shape, kind)
     return Checkpoint(
         tensors,
@@ -68,6 +69,8 @@ def dequantized(checkpoint: Checkpoint, dtype: np.dtype | None = None) -> Checkp
         config={k: v for k, v in checkpoint.config.items() if k != "quantization_config"},
         generation_config=checkpoint.generation_config,
         folder=checkpoint.folder,
+        format=f"{checkpoint.format} ({method})",
+        files=checkpoint.files,
         metadata=checkpoint.metadata,
         close=checkpoint.close,
         quantization=dict(about),

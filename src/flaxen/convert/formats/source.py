@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flaxen.convert.lazy import Box, ByteCounter, LazyTensor, Mapped
+from flaxen.convert.lazy import Box, ByteCounter, LazyTensor, Mapped, copy
 from flaxen.convert.reshaping import single_run
 from flaxen.core.errors import CheckpointError
 
@@ -58,7 +58,7 @@ class FileTensor(LazyTensor):
         if run is not None:
             self.source.read_into(self.start + run[0] * self.dtype.itemsize, out)
         else:
-            np.copyto(out, self._array()[(*box, ...)])
+            copy(out, self._array()[(*box, ...)])
 
     def mapped(self, box: Box) -> Mapped | None:
         return Mapped(self._array()[(*box, ...)], self.source.counter)

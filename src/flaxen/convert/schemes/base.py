@@ -73,6 +73,9 @@ class QuantizedTensor(LazyTensor):
                 # Rounded as it lies, then copied: the values may be transposed in memory.
                 out[(*inside, ...)] = values[cut].astype(self.dtype)
 
+    def recast(self, dtype: np.dtype) -> LazyTensor | None:
+        return QuantizedTensor(self.scheme, self.parts, self.shape, dtype)
+
 
 def blocks(part: slice, size: int) -> slice:
     """The blocks of `size` that a range meets."""
