@@ -69,52 +69,57 @@ class Checkpoint(Mapping[str, LazyTensor]):
         self.close()
 
 
-def open_checkpoint(path: str | Path) -> Checkpoint:
+def open_checkpoint(
+    path: str | Path,
+    *,
+    revision: str | None = None,
+    token: str | None = None,
+    remote: bool = False,
+) -> Checkpoint:
     """Open a Hugging Face folder, a `.safetensors` or `.gguf` file, or a hub id such as `org/name`.
 
-    Quantised weights are shown as plain ones.
+    Quantised weights are shown as plain ones. A hub id may go on with a folder or a file of the
+    repository: `org/name/file.gguf`.
+
+    revision, token: of a hub id: branch, tag or commit; the account's token (default: the one
+    stored by `hf auth login`). remote: download no file; only the bytes of what is read, of a hub
+    id or of the `https://` address of a `.safetensors` file.
 
     Raises:
-        CheckpointError: nothing is there, or what is there is damaged or of an unknown kind.
+        CheckpointError: nothing is there, or what is there is damaged, out of reach or of a kind
+            that is not supported.
     """
     here = Path(path).expanduser()
     if here.suffix == ".gguf" and here.is_file():
         from flaxen.convert.formats.gguf import open_gguf
 
         return open_gguf(here)
+    from flaxen.convert.formats.quantized import dequantized
+
     if here.is_dir() or here.is_file():
-        from flaxen.convert.formats.quantized import dequantized
         from flaxen.convert.formats.safetensors import open_safetensors
 
         return dequantized(open_safetensors(here))
-    return open_checkpoint(download(str(path)))
+    if remote:
+        from flaxen.convert.formats.remote import open_remote
 
+        return dequantized(open_remote(str(path), revision=revision, token=token))
+    from flaxen.convert.formats.hub import download
 
-def download(repository: str) -> Path:
-    """The folder of a hub repository, downloaded or from the hub's own cache."""
-    if repository.count("/") != 1 or repository.startswith((".", "/", "~")):
-        raise CheckpointError(
-            f"{repository!r} is no file or folder here, and no hub id (org/name)."
-        )
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    wanted = ["model*.safetensors", "*.json", "*.model", "*.jinja", "merges.txt", "vocab*"]
-    try:
-        return Path(snapshot_download(repository, allow_patterns=wanted))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise CheckpointError(
-            f"{repository!r} is neither a path here nor a hub repository that can be reached "
-            f"({type(error).__name__}). Check the name and the connection, or pass a local folder."
-        ) from error
+    return open_checkpoint(download(str(path), revision=revision, token=token))
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file."""
+    return parse_json(path.read_bytes(), path)
+
+
+def parse_json(text: bytes, where: str | Path) -> dict[str, Any]:
+    """The object in JSON that was read from `where`."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(text.decode("utf-8"))
     except NO_JSON as error:
-        raise CheckpointError(f"{path} is no valid JSON ({error}). Fetch it again.") from error
+        raise CheckpointError(f"{where} is no valid JSON ({error}). Fetch it again.") from error
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path} holds a {type(value).__name__}, not a JSON object.")
+        raise CheckpointError(f"{where} holds a {type(value).__name__}, not a JSON object.")
     return value

@@ -5,6 +5,7 @@ Format: https://github.com/huggingface/safetensors (8 bytes header length, JSON 
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Callable
@@ -74,7 +75,7 @@ def open_safetensors(path: Path) -> Checkpoint:
                         f"{folder / INDEX} says that {name!r} is in {shard.name}, but it is not. "
                         "Fetch both files again, from the same revision."
                     )
-                tensors[name] = _tensor(source, entries[name])
+                tensors[name] = stored(entries[name], functools.partial(FileTensor, source))
         config, generation = (
             read_json(folder / name) if (folder / name).is_file() else None
             for name in ("config.json", "generation_config.json")
@@ -109,14 +110,7 @@ def _files(path: Path) -> tuple[list[Path], dict[str, list[str]] | None]:
 
 
 def _indexed(index: Path) -> tuple[list[Path], dict[str, list[str]]]:
-    weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise CheckpointError(f"{index} has no weight_map, so no tensor can be found by it.")
-    wanted: dict[str, list[str]] = {}
-    for name, file in weight_map.items():
-        if not isinstance(file, str) or Path(file).name != file:
-            raise CheckpointError(f"{index} puts {name!r} in {file!r}, which is no file name.")
-        wanted.setdefault(file, []).append(name)
+    wanted = wanted_by_file(read_json(index), index)
     absent = sorted(file for file in wanted if not (index.parent / file).is_file())
     if absent:
         raise CheckpointError(
@@ -126,11 +120,25 @@ def _indexed(index: Path) -> tuple[list[Path], dict[str, list[str]]]:
     return [index.parent / file for file in sorted(wanted)], wanted
 
 
-def _tensor(source: FileMap, entry: Entry) -> LazyTensor:
+def wanted_by_file(index: dict[str, Any], where: str | Path) -> dict[str, list[str]]:
+    """The names that an index, read from `where`, puts into each file beside it."""
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{where} has no weight_map, so no tensor can be found by it.")
+    wanted: dict[str, list[str]] = {}
+    for name, file in weight_map.items():
+        if not isinstance(file, str) or Path(file).name != file:
+            raise CheckpointError(f"{where} puts {name!r} in {file!r}, which is no file name.")
+        wanted.setdefault(file, []).append(name)
+    return wanted
+
+
+def stored(entry: Entry, tensor: Callable[[Entry], LazyTensor]) -> LazyTensor:
+    """The tensor of an entry, from what makes the tensor of whole bytes."""
     if entry.dtype not in subbyte.BITS:
-        return FileTensor(source, entry)
+        return tensor(entry)
     nbytes = math.prod(entry.shape) * subbyte.BITS[entry.dtype] // 8
-    raw = FileTensor(source, Entry(np.dtype(np.uint8), (nbytes,), entry.start))
+    raw = tensor(Entry(np.dtype(np.uint8), (nbytes,), entry.start))
     return subbyte.SubByteTensor(raw, entry.dtype, entry.shape)
 
 
