@@ -19,8 +19,9 @@ from flaxen.convert.formats.checkpoint import open_checkpoint
 from flaxen.convert.formats.safetensors import open_safetensors
 from flaxen.core.dot import WeightLeaf
 from flaxen.core.errors import CheckpointError, ConfigError
-from flaxen.core.tree import paths
+from flaxen.core.tree import combine, partition, paths
 from flaxen.quantize import QuantizedWeight, keep, packed_leaf
+from flaxen.tune import add_lora
 
 BF16 = ml_dtypes.bfloat16
 ORDER = np.random.default_rng(3).permutation(np.arange(64) // 16)
@@ -231,3 +232,24 @@ def test_a_leaf_is_what_a_product_takes(tmp_path):
     assert isinstance(leaf, WeightLeaf)
     values, rows = jax.jit(lambda leaf: (leaf.values(), leaf.rows(jnp.array([[1, 0]]))))(leaf)
     np.testing.assert_array_equal(np.asarray(rows), np.asarray(values)[[[1, 0]]])
+
+
+def test_adapters_on_packed_weights_have_the_gradients_of_those_on_plain_ones(tmp_path):
+    folder = written(tmp_path / "a", "awq")
+    (plain, kept) = (adapter_gradients(folder, how) for how in ("dequantize", "keep"))
+    assert len(plain) == len(kept) == 4
+    for a, b in zip(plain, kept, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def adapter_gradients(folder, how):
+    model = flaxen.load(folder, dtype="float32", quantized=how)
+    model = model.replace(module=add_lora(model.module, rank=2, targets=("q_proj",)))
+    trained, frozen = partition(model, lambda path, _: path.endswith((".a", ".b")))
+
+    @jax.jit
+    @jax.grad
+    def gradient(trained, frozen):
+        return combine(trained, frozen)(ids(), labels=ids()).loss
+
+    return [np.asarray(x) for x in jax.tree.leaves(gradient(trained, frozen))]
