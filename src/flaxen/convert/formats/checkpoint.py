@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -76,10 +77,13 @@ def open_checkpoint(
     token: str | None = None,
     remote: bool = False,
 ) -> Checkpoint:
-    """Open a Hugging Face folder, a `.safetensors` or `.gguf` file, or a hub id such as `org/name`.
+    """Open a Hugging Face folder, a file of weights, or a hub id such as `org/name`.
 
-    Quantised weights are shown as plain ones. A hub id may go on with a folder or a file of the
-    repository: `org/name/file.gguf`.
+    Files: `.safetensors`, `.gguf`, and `.bin`, `.pt` or `.pth` of torch.save. A folder that has
+    safetensors is read from those; else from pytorch_model.bin or its shards. A hub id may go on
+    with a folder or a file of the repository: `org/name/file.gguf`.
+
+    Quantised weights are shown as plain ones.
 
     revision, token: of a hub id: branch, tag or commit; the account's token (default: the one
     stored by `hf auth login`). remote: download no file; only the bytes of what is read, of a hub
@@ -89,24 +93,39 @@ def open_checkpoint(
         CheckpointError: nothing is there, or what is there is damaged, out of reach or of a kind
             that is not supported.
     """
-    here = Path(path).expanduser()
-    if here.suffix == ".gguf" and here.is_file():
-        from flaxen.convert.formats.gguf import open_gguf
-
-        return open_gguf(here)
     from flaxen.convert.formats.quantized import dequantized
 
-    if here.is_dir() or here.is_file():
-        from flaxen.convert.formats.safetensors import open_safetensors
-
-        return dequantized(open_safetensors(here))
+    here = Path(path).expanduser()
+    if os.path.exists(here):
+        return dequantized(_open(here))
     if remote:
         from flaxen.convert.formats.remote import open_remote
 
         return dequantized(open_remote(str(path), revision=revision, token=token))
     from flaxen.convert.formats.hub import download
 
-    return open_checkpoint(download(str(path), revision=revision, token=token))
+    return dequantized(_open(download(str(path), revision=revision, token=token)))
+
+
+def _open(path: Path) -> Checkpoint:
+    if path.suffix == ".gguf" and path.is_file():
+        from flaxen.convert.formats.gguf import open_gguf
+
+        return open_gguf(path)
+    if _of_torch(path):
+        from flaxen.convert.formats.torch_file import open_torch
+
+        return open_torch(path)
+    from flaxen.convert.formats.safetensors import open_safetensors
+
+    return open_safetensors(path)
+
+
+def _of_torch(path: Path) -> bool:
+    if path.is_file():
+        return path.suffix in (".bin", ".pt", ".pth")
+    has = lambda stem: any((path / f"{stem}{end}").is_file() for end in ("", ".index.json"))
+    return has("pytorch_model.bin") and not has("model.safetensors")
 
 
 def read_json(path: Path) -> dict[str, Any]:

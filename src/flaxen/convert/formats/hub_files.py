@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable
 from posixpath import basename, dirname
 from typing import Any, NamedTuple
 
-from flaxen.convert.formats.safetensors import INDEX, SINGLE, wanted_by_file
+from flaxen.convert.formats.folder import wanted_by_file
+from flaxen.convert.formats.safetensors import INDEX, SINGLE
 from flaxen.core.errors import CheckpointError
 
 PICKLED = "pytorch_model.bin"

@@ -14,6 +14,7 @@ from urllib.parse import quote
 import numpy as np
 
 from flaxen.convert.formats.checkpoint import Checkpoint, parse_json
+from flaxen.convert.formats.folder import wanted_by_file
 from flaxen.convert.formats.hub import (
     HubName,
     chosen,
@@ -26,13 +27,7 @@ from flaxen.convert.formats.hub import (
 from flaxen.convert.formats.hub_errors import explaining, status_of
 from flaxen.convert.formats.hub_files import checkpoint_files, join
 from flaxen.convert.formats.ranges import RemoteFile
-from flaxen.convert.formats.safetensors import (
-    INDEX,
-    MAX_HEADER,
-    parse_header,
-    stored,
-    wanted_by_file,
-)
+from flaxen.convert.formats.safetensors import INDEX, MAX_HEADER, parse_header, stored
 from flaxen.convert.formats.source import Entry
 from flaxen.convert.lazy import Box, ByteCounter, LazyTensor, box_shape, shifted
 from flaxen.convert.reshaping import runs, single_run
@@ -161,7 +156,9 @@ def open_remote(name: str, *, revision: str | None = None, token: str | None = N
         headers = {"authorization": f"Bearer {token}"} if token else {}
         source = RemoteFile(name, headers, counter, functools.partial(_explained_url, name))
         tensors, metadata = _tensors({name: source}, None)
-        return Checkpoint(tensors, counter=counter, metadata=metadata)
+        return Checkpoint(
+            tensors, counter=counter, format="safetensors", files=[name], metadata=metadata
+        )
     place = hub_name(name, revision, token)
     with explaining(place.explain):
         require_online(place)
@@ -181,7 +178,7 @@ def _open_hub(place: HubName, counter: ByteCounter) -> Checkpoint:
     if not first.endswith((".safetensors", INDEX)):
         raise CheckpointError(
             f"{place.repository} has no safetensors but {first}, which can only be read once it is "
-            "downloaded. Load it without remote=True."
+            "downloaded. Load it without remote=True (--download on the command line)."
         )
     wanted = wanted_by_file(read(first), first) if shards else None
     tensors, metadata = _tensors(
@@ -197,6 +194,8 @@ def _open_hub(place: HubName, counter: ByteCounter) -> Checkpoint:
         counter=counter,
         config=config,
         generation_config=generation,
+        format="safetensors",
+        files=shards or [first],
         metadata=metadata,
     )
 

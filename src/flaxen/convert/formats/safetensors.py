@@ -9,7 +9,6 @@ import functools
 import json
 import math
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,10 @@ import ml_dtypes
 import numpy as np
 
 from flaxen.convert.formats import subbyte
-from flaxen.convert.formats.checkpoint import NO_JSON, Checkpoint, read_json
-from flaxen.convert.formats.source import Entry, FileMap, FileTensor
-from flaxen.convert.lazy import ByteCounter, LazyTensor
+from flaxen.convert.formats.checkpoint import NO_JSON, Checkpoint
+from flaxen.convert.formats.folder import open_folder
+from flaxen.convert.formats.source import Entry, FileMap, FileTensor, possible
+from flaxen.convert.lazy import LazyTensor
 from flaxen.core.errors import CheckpointError
 
 DTYPES: dict[str, np.dtype] = {
@@ -57,80 +57,13 @@ def open_safetensors(path: Path) -> Checkpoint:
     Raises:
         CheckpointError: a file is absent, damaged, or at odds with the index.
     """
-    folder = path if path.is_dir() else path.parent
-    shards, wanted = _files(path)
-    counter, files = ByteCounter(), ExitStack()
-    tensors: dict[str, LazyTensor] = {}
-    metadata: dict[str, Any] = {}
-    with ExitStack() as on_error:
-        on_error.callback(files.close)
-        for shard in shards:
-            entries, extra = read_header(shard)
-            metadata |= extra
-            source = FileMap(shard, counter)
-            files.callback(source.close)
-            for name in wanted[shard.name] if wanted else entries:
-                if name not in entries:
-                    raise CheckpointError(
-                        f"{folder / INDEX} says that {name!r} is in {shard.name}, but it is not. "
-                        "Fetch both files again, from the same revision."
-                    )
-                tensors[name] = stored(entries[name], functools.partial(FileTensor, source))
-        config, generation = (
-            read_json(folder / name) if (folder / name).is_file() else None
-            for name in ("config.json", "generation_config.json")
-        )
-        on_error.pop_all()
-    return Checkpoint(
-        tensors,
-        counter=counter,
-        config=config,
-        generation_config=generation,
-        folder=folder,
-        format="safetensors",
-        files=shards,
-        metadata=metadata,
-        close=files.close,
-    )
+    return open_folder(path, "safetensors", SINGLE, INDEX, _tensors)
 
 
-def _files(path: Path) -> tuple[list[Path], dict[str, list[str]] | None]:
-    """The files that make up a checkpoint, and by file the names that an index wants of it."""
-    if path.is_file():
-        return [path], None
-    if (path / SINGLE).is_file():
-        return [path / SINGLE], None
-    if (path / INDEX).is_file():
-        return _indexed(path / INDEX)
-    found = sorted(p.name for p in path.iterdir())
-    raise CheckpointError(
-        f"{path} holds neither {SINGLE} nor {INDEX}, only {', '.join(found[:8]) or 'nothing'}. "
-        "Pass a folder with safetensors weights."
-    )
-
-
-def _indexed(index: Path) -> tuple[list[Path], dict[str, list[str]]]:
-    wanted = wanted_by_file(read_json(index), index)
-    absent = sorted(file for file in wanted if not (index.parent / file).is_file())
-    if absent:
-        raise CheckpointError(
-            f"{index} names files that are not there: {', '.join(absent)}. "
-            f"Fetch them into {index.parent}."
-        )
-    return [index.parent / file for file in sorted(wanted)], wanted
-
-
-def wanted_by_file(index: dict[str, Any], where: str | Path) -> dict[str, list[str]]:
-    """The names that an index, read from `where`, puts into each file beside it."""
-    weight_map = index.get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise CheckpointError(f"{where} has no weight_map, so no tensor can be found by it.")
-    wanted: dict[str, list[str]] = {}
-    for name, file in weight_map.items():
-        if not isinstance(file, str) or Path(file).name != file:
-            raise CheckpointError(f"{where} puts {name!r} in {file!r}, which is no file name.")
-        wanted.setdefault(file, []).append(name)
-    return wanted
+def _tensors(source: FileMap) -> tuple[dict[str, LazyTensor], dict[str, Any]]:
+    entries, metadata = read_header(source.path)
+    whole_bytes = functools.partial(FileTensor, source)
+    return {name: stored(entry, whole_bytes) for name, entry in entries.items()}, metadata
 
 
 def stored(entry: Entry, tensor: Callable[[Entry], LazyTensor]) -> LazyTensor:
@@ -180,7 +113,8 @@ def _entry(path: str | Path, name: str, fields: Any) -> tuple[Entry, int]:
     try:
         kind, shape, (start, stop) = fields["dtype"], fields["shape"], fields["data_offsets"]
         numbers = (*shape, start, stop)
-        if type(kind) is not str or not all(type(n) is int and n >= 0 for n in numbers):
+        counts = all(type(n) is int and n >= 0 for n in numbers)
+        if type(kind) is not str or not counts or not possible(shape):
             raise ValueError
     except (TypeError, KeyError, ValueError) as error:
         raise _damaged(path, f"the header of {name!r} is malformed: {fields}") from error
