@@ -24,6 +24,7 @@ ROOMS = [
     "layers",
     "models",
     "families",
+    "quantize",
     "text",
     "generate",
     "tune",

@@ -63,6 +63,7 @@ _ROOMS = (
     "generate",
     "layers",
     "models",
+    "quantize",
     "shard",
     "show",
     "text",

@@ -22,7 +22,10 @@ from flaxen.models.outputs import CausalOutput
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """What the checkpoint says (compared by value) and where it came from (not compared)."""
+    """What the checkpoint says (compared by value) and where it came from (not compared).
+
+    `quantization_json` says how the weights that stay packed are stored.
+    """
 
     config_json: str
     runtime: Runtime = PLAIN
@@ -30,6 +33,7 @@ class Origin:
     generation_json: str | None = dataclasses.field(default=None, compare=False)
     loading: Report | None = dataclasses.field(default=None, compare=False)
     applied: Applied | None = dataclasses.field(default=None, compare=False)
+    quantization_json: str | None = dataclasses.field(default=None, compare=False)
 
 
 @functools.lru_cache(maxsize=64)

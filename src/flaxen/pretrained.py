@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from flaxen.adapter import adapted, base_of
@@ -28,6 +29,7 @@ from flaxen.fresh import from_config, initial
 from flaxen.layers.context import Runtime
 from flaxen.model import Model, Origin
 from flaxen.models.fold import folded, stack_params
+from flaxen.quantize import keeps, packed, stored_settings
 from flaxen.shard import Placement, Plan, placement_on
 
 __all__ = ["from_config", "load"]
@@ -50,6 +52,7 @@ def load(
     abstract: bool = False,
     scan_layers: bool | None = None,
     remat: bool = False,
+    quantized: str = "dequantize",
     progress: Progress = True,
 ) -> Model:
     """Open a Hugging Face folder, a hub id or a file of weights as a Model.
@@ -68,12 +71,14 @@ def load(
     abstract: read no weight.
     scan_layers: stack equal layers into one compiled body (default: off on CPU, where it costs
     speed, on elsewhere). remat: compute activations again in the backward pass.
+    quantized: "keep" leaves quantised matrices packed in memory, and saving gives them back as they
+    were; "dequantize" makes plain weights of them.
     progress: True for a bar on a terminal, False, or a function told bytes as they arrive.
 
     Raises:
         ConfigError, CheckpointError, PlanError: with all problems found, before anything is placed.
     """
-    start, dtypes = time.perf_counter(), dtype_plan(dtype)
+    start, dtypes, keep = time.perf_counter(), dtype_plan(dtype), keeps(quantized)
     placement = placement_on(mesh, plan)
     runtime = Runtime(attention=known(attention), remat=remat, placement=placement)
     if adapter is None and (base := base_of(path)) is not None:
@@ -89,11 +94,13 @@ def load(
     if abstract:
         module = folded(module, stack_params) if scan else module
     else:
-        module = _read(module, found.weights, placement, scan, progress)
+        module = _read(module, found.weights, placement, scan, keep, progress)
         report = dataclasses.replace(
             report, bytes_read=checkpoint.bytes_read, seconds=time.perf_counter() - start
         )
     origin = _origin(checkpoint, dtypes.main, runtime, report, found.applied)
+    if keep:
+        origin = dataclasses.replace(origin, quantization_json=stored_settings(checkpoint))
     model = Model(module=module, origin=origin)
     return model if adapter is None else adapted(model, adapter)
 
@@ -116,9 +123,12 @@ def _read(
     weights: Mapping[str, LazyTensor],
     placement: Placement | None,
     scan: bool,
+    keep: bool,
     progress: Progress,
 ) -> Any:
-    """The module with arrays in place of its descriptions: read, or fresh where nothing is."""
+    """The module with arrays in place of its descriptions: read, or fresh where nothing is, or
+    packed weights where there are such to `keep`.
+    """
 
     def tensor(path: str, param: Param) -> LazyTensor:
         if path not in weights:
@@ -131,9 +141,14 @@ def _read(
         module = folded(module, stack_params)
     params = paths(module, is_param)
     where = {path: placement.weight(x) if placement else None for path, x in params.items()}
-    total = sum(t.nbytes for t in tensors.values())
+    # Parts of packed weights are lazy tensors too, each with its own place.
+    leaves: dict[str, Any] = {path: tensors[path] for path in params}
+    if keep:
+        packs, places = packed(leaves, where)
+        leaves, where = leaves | packs, where | places
+    total = sum(t.nbytes for t in jax.tree.leaves(leaves))
     with reporting(progress, "Loading", total) as report:
-        return rebuild(module, place({p: tensors[p] for p in params}, where, progress=report))
+        return rebuild(module, place(leaves, where, progress=report))
 
 
 def _origin(

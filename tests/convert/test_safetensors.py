@@ -100,7 +100,7 @@ BAD_HEADERS = {
     "no values, and no end of rows": ({"a": entry("F32", [2**62, 0], 0, 0)}, 0, "malformed"),
     "no offsets": ({"a": {"dtype": "F32", "shape": [2]}}, 8, "malformed"),
     "unknown dtype": ({"a": entry("Q7", [2], 0, 8)}, 8, "unknown dtype 'Q7'"),
-    "packed dtype": ({"a": entry("F4", [2], 0, 1)}, 1, "packs several values"),
+    "half a byte": ({"a": entry("F4", [3], 0, 2)}, 2, "needs 1.5 bytes, has 2"),
     "dtype is a list": ({"a": entry(["F32"], [2], 0, 8)}, 8, "malformed"),
     "metadata is a list": ({"__metadata__": [1]} | GOOD, 12, "__metadata__ is"),
     "nested too deep": (b"[" * 100_000, 0, "no JSON"),

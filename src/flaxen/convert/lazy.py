@@ -183,7 +183,14 @@ class LazyTensor:
     def astype(self, dtype: np.typing.DTypeLike) -> LazyTensor:
         from flaxen.convert.views import Converted
 
-        return self if np.dtype(dtype) == self.dtype else Converted(self, np.dtype(dtype))
+        kind = np.dtype(dtype)
+        return self if kind == self.dtype else self.recast(kind) or Converted(self, kind)
+
+    def recast(self, dtype: np.dtype) -> LazyTensor | None:
+        """The tensor worked out in another dtype from the start, where nothing holds its values in
+        this one; else None.
+        """
+        return None
 
     def map(
         self,

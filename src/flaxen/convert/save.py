@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from flaxen.convert.formats.safetensors import DTYPES, INDEX, SINGLE
+from flaxen.convert.formats.subbyte import kind_and_shape, storable
 from flaxen.convert.lazy import ALIGNMENT, LazyTensor, aligned_empty, box_shape, is_float, whole
 from flaxen.convert.swap import replacing
 from flaxen.convert.views import slabs
@@ -62,6 +63,7 @@ def write_checkpoint(
         CheckpointError: a dtype that the format does not have, or no such size as `max_shard_size`.
     """
     cast = {n: t.astype(dtype) if dtype and is_float(t.dtype) else t for n, t in tensors.items()}
+    cast = {n: storable(t) for n, t in cast.items()}
     for name, tensor in cast.items():
         if tensor.dtype not in _KINDS:
             raise CheckpointError(f"{name!r} is {tensor.dtype}, which safetensors cannot hold.")
@@ -96,11 +98,8 @@ def write_file(
     at = 0
     for name, tensor in ordered:
         span = [at, at + tensor.nbytes]
-        header[name] = {
-            "dtype": _KINDS[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": span,
-        }
+        kind, shape = kind_and_shape(tensor, _KINDS)
+        header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": span}
         at = span[1]
     raw = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     raw += b" " * (-(len(raw) + 8) % ALIGNMENT)

@@ -27,6 +27,10 @@ class Permuted(LazyTensor):
     def fill(self, box: Box, out: np.ndarray) -> None:
         self.parent.fill(tuple(box[i] for i in self.inverse), out.transpose(self.inverse))
 
+    def recast(self, dtype: np.dtype) -> LazyTensor | None:
+        parent = self.parent.recast(dtype)
+        return parent and Permuted(parent, self.order)
+
     def mapped(self, box: Box) -> Mapped | None:
         found = self.parent.mapped(tuple(box[i] for i in self.inverse))
         return found and found._replace(array=found.array.transpose(self.order))
@@ -42,6 +46,10 @@ class Cropped(LazyTensor):
 
     def fill(self, box: Box, out: np.ndarray) -> None:
         self.parent.fill(self._outer(box), out)
+
+    def recast(self, dtype: np.dtype) -> LazyTensor | None:
+        parent = self.parent.recast(dtype)
+        return parent and Cropped(parent, self.box)
 
     def mapped(self, box: Box) -> Mapped | None:
         return self.parent.mapped(self._outer(box))
@@ -72,6 +80,10 @@ class Reshaped(LazyTensor):
                 self.parent.fill(piece, target)
             else:
                 out[place] = self.parent.read(piece).reshape(box_shape(place))
+
+    def recast(self, dtype: np.dtype) -> LazyTensor | None:
+        parent = self.parent.recast(dtype)
+        return parent and Reshaped(parent, self.shape)
 
     def mapped(self, box: Box) -> Mapped | None:
         if 0 in box_shape(box):
@@ -130,6 +142,10 @@ class Concatenated(LazyTensor):
         for part, inner, place in self._split(box):
             part.fill(inner, out[(slice(None),) * self.dim + (place,)])
 
+    def recast(self, dtype: np.dtype) -> LazyTensor | None:
+        parts = _recast(self.parts, dtype)
+        return None if parts is None else Concatenated(parts, self.dim)
+
     def mapped(self, box: Box) -> Mapped | None:
         found = list(self._split(box))
         return found[0][0].mapped(found[0][1]) if len(found) == 1 else None
@@ -145,6 +161,10 @@ class Stacked(LazyTensor):
     def fill(self, box: Box, out: np.ndarray) -> None:
         for i, part in enumerate(self.parts[box[0]]):
             part.fill(box[1:], out[i, ...])
+
+    def recast(self, dtype: np.dtype) -> LazyTensor | None:
+        parts = _recast(self.parts, dtype)
+        return None if parts is None else Stacked(parts)
 
     def mapped(self, box: Box) -> Mapped | None:
         if box[0].stop - box[0].start != 1:
@@ -201,6 +221,13 @@ def slabs(box: Box, itemsize: int, limit: int) -> Iterator[tuple[Box, Box]]:
         for smaller, place in slabs(part, itemsize, limit) if rows == 1 else [(part, None)]:
             inner = place[axis + 1 :] if place else tuple(slice(0, n) for n in shape[axis + 1 :])
             yield smaller, (*(slice(0, 1),) * axis, slice(start, start + count), *inner)
+
+
+def _recast(parts: tuple[LazyTensor, ...], dtype: np.dtype) -> tuple[LazyTensor, ...] | None:
+    """All of them, or None if one cannot."""
+    found = [part.recast(dtype) for part in parts]
+    whole = tuple(part for part in found if part is not None)
+    return whole if len(whole) == len(parts) else None
 
 
 def _same(values) -> None:

@@ -20,7 +20,8 @@ class Checkpoint(Mapping[str, LazyTensor]):
 
     `config` and `generation_config` are what stands in the files of those names; `format` says in
     what the weights are stored, `files` where; `metadata` is the format's own; `counter` counts the
-    bytes that every tensor reads; `close` lets go of the files.
+    bytes that every tensor reads; `close` lets go of the files; `quantization` is the config's
+    `quantization_config` where the weights are shown as plain ones.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
         files: Iterable[str | Path] = (),
         metadata: Mapping[str, Any] | None = None,
         close: Callable[[], None] = lambda: None,
+        quantization: dict[str, Any] | None = None,
     ):
         self._tensors = dict(tensors)
         self.counter = counter
@@ -45,6 +47,7 @@ class Checkpoint(Mapping[str, LazyTensor]):
         self.files = [str(file) for file in files]
         self.metadata = dict(metadata or {})
         self.close = close
+        self.quantization = quantization
 
     @property
     def bytes_read(self) -> int:
@@ -80,23 +83,28 @@ def open_checkpoint(
     safetensors is read from those; else from pytorch_model.bin or its shards. A hub id may go on
     with a folder or a file of the repository: `org/name/file.gguf`.
 
+    Quantised weights are shown as plain ones.
+
     revision, token: of a hub id: branch, tag or commit; the account's token (default: the one
     stored by `hf auth login`). remote: download no file; only the bytes of what is read, of a hub
     id or of the `https://` address of a `.safetensors` file.
 
     Raises:
-        CheckpointError: nothing is there, or what is there is damaged or out of reach.
+        CheckpointError: nothing is there, or what is there is damaged, out of reach or of a kind
+            that is not supported.
     """
+    from flaxen.convert.formats.quantized import dequantized
+
     here = Path(path).expanduser()
     if os.path.exists(here):
-        return _open(here)
+        return dequantized(_open(here))
     if remote:
         from flaxen.convert.formats.remote import open_remote
 
-        return open_remote(str(path), revision=revision, token=token)
+        return dequantized(open_remote(str(path), revision=revision, token=token))
     from flaxen.convert.formats.hub import download
 
-    return _open(download(str(path), revision=revision, token=token))
+    return dequantized(_open(download(str(path), revision=revision, token=token)))
 
 
 def _open(path: Path) -> Checkpoint:

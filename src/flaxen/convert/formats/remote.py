@@ -27,7 +27,7 @@ from flaxen.convert.formats.hub import (
 from flaxen.convert.formats.hub_errors import explaining, status_of
 from flaxen.convert.formats.hub_files import checkpoint_files, join
 from flaxen.convert.formats.ranges import RemoteFile
-from flaxen.convert.formats.safetensors import INDEX, MAX_HEADER, parse_header
+from flaxen.convert.formats.safetensors import INDEX, MAX_HEADER, parse_header, stored
 from flaxen.convert.formats.source import Entry
 from flaxen.convert.lazy import Box, ByteCounter, LazyTensor, box_shape, shifted
 from flaxen.convert.reshaping import runs, single_run
@@ -225,7 +225,8 @@ def _tensors(
                     f"The index says that {name!r} is in {source.url}, but it is not. "
                     "Pass another revision=."
                 )
-            tensors[name] = RemoteTensor(source, entries[name], recent)
+            whole_bytes = functools.partial(RemoteTensor, source, recent=recent)
+            tensors[name] = stored(entries[name], whole_bytes)
     return tensors, metadata
 
 

@@ -5,6 +5,7 @@ Format: https://github.com/huggingface/safetensors (8 bytes header length, JSON 
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from flaxen.convert.formats import subbyte
 from flaxen.convert.formats.checkpoint import NO_JSON, Checkpoint
 from flaxen.convert.formats.folder import open_folder
 from flaxen.convert.formats.source import Entry, FileMap, FileTensor, possible
@@ -44,9 +46,6 @@ DTYPES: dict[str, np.dtype] = {
         "C64": np.complex64,
     }.items()
 }
-PACKED = {"F4", "F6_E2M3", "F6_E3M2"}
-"""Kinds that put elements at fractions of a byte."""
-
 MAX_HEADER = 100_000_000
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -63,7 +62,17 @@ def open_safetensors(path: Path) -> Checkpoint:
 
 def _tensors(source: FileMap) -> tuple[dict[str, LazyTensor], dict[str, Any]]:
     entries, metadata = read_header(source.path)
-    return {name: FileTensor(source, entry) for name, entry in entries.items()}, metadata
+    whole_bytes = functools.partial(FileTensor, source)
+    return {name: stored(entry, whole_bytes) for name, entry in entries.items()}, metadata
+
+
+def stored(entry: Entry, tensor: Callable[[Entry], LazyTensor]) -> LazyTensor:
+    """The tensor of an entry, from what makes the tensor of whole bytes."""
+    if entry.dtype not in subbyte.BITS:
+        return tensor(entry)
+    nbytes = math.prod(entry.shape) * subbyte.BITS[entry.dtype] // 8
+    raw = tensor(Entry(np.dtype(np.uint8), (nbytes,), entry.start))
+    return subbyte.SubByteTensor(raw, entry.dtype, entry.shape)
 
 
 def read_header(path: Path) -> tuple[dict[str, Entry], dict[str, str]]:
@@ -109,17 +118,13 @@ def _entry(path: str | Path, name: str, fields: Any) -> tuple[Entry, int]:
             raise ValueError
     except (TypeError, KeyError, ValueError) as error:
         raise _damaged(path, f"the header of {name!r} is malformed: {fields}") from error
-    if kind in PACKED:
-        raise CheckpointError(
-            f"{name!r} in {path} is of kind {kind}, which packs several values into a byte; "
-            "this is not supported. Use a checkpoint in another precision."
-        )
-    if kind not in DTYPES:
+    dtype = DTYPES.get(kind) or subbyte.KINDS.get(kind)
+    if dtype is None:
         raise _damaged(path, f"{name!r} is of the unknown dtype {kind!r}")
-    dtype = DTYPES[kind]
-    nbytes = math.prod(shape) * dtype.itemsize
-    if stop - start != nbytes:
-        raise _damaged(path, f"{name!r}, {kind}{shape}, needs {nbytes} bytes, has {stop - start}")
+    bits = math.prod(shape) * subbyte.BITS.get(dtype, dtype.itemsize * 8)
+    if (stop - start) * 8 != bits:
+        needs = f"{bits / 8:.15g}"
+        raise _damaged(path, f"{name!r}, {kind}{shape}, needs {needs} bytes, has {stop - start}")
     return Entry(dtype, tuple(shape), start), stop
 
 

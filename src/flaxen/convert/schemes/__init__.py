@@ -1,0 +1,1 @@
+"""How published quantisation schemes make values of what they store."""

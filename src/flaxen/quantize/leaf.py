@@ -1,0 +1,84 @@
+"""A leaf that stands where a weight stands and holds it as its checkpoint stores it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from flaxen.convert.schemes.base import Scheme
+from flaxen.core.dot import dense
+from flaxen.core.tree import module, static
+
+
+@module
+class QuantizedWeight:
+    """A matrix weight (out..., in...) as codes, scales and what else its scheme stores.
+
+    parts: the stored arrays by the last piece of their names, untouched, so that saving gives them
+    back; in a folded model each has a `layers` axis in front. inner: the weight's shape without
+    that axis, whose first `outs` axes are outputs. dtype: what its values are rounded to.
+
+    Products work the values out inside the compiled step, `pieces` runs of outputs one after the
+    other, each of which lives no longer than its product; nothing outside holds them.
+    """
+
+    parts: Any
+    scheme: static[Scheme]
+    inner: static[tuple[int, ...]]
+    outs: static[int]
+    dtype: static[np.dtype]
+    pieces: static[int] = 1
+
+    @property
+    def stacked(self) -> int:
+        """1 if there is a `layers` axis, else 0."""
+        role, axes = next(iter(self.scheme.axes.items()))
+        return len(self.parts[role].shape) - len(axes)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        role = next(iter(self.scheme.axes))
+        return (*self.parts[role].shape[: self.stacked], *self.inner)
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def values(self) -> jax.Array:
+        """The plain weight (out..., in...): what loading without keeping gives."""
+        values = self.scheme.values(self.parts, jnp)
+        return values.astype(self.dtype).reshape(self.inner)
+
+    def dot(self, x: jax.Array, contract: int) -> jax.Array:
+        """As `core.dot.dot`, for the values."""
+        if self.pieces == 1:
+            return dense(x, self.values(), contract)
+        batch, width = x.shape[: x.ndim - contract], math.prod(self.inner[self.outs :])
+        x = x.reshape(*batch, width)
+        y = jax.lax.map(lambda i: dense(x, self._piece(i, width), 1), jnp.arange(self.pieces))
+        return jnp.moveaxis(y, 0, -2).reshape(*batch, *self.inner[: self.outs])
+
+    def _piece(self, i: jax.Array, width: int) -> jax.Array:
+        """One run of outputs."""
+        parts = dict(self.parts)
+        for role, axes in self.scheme.axes.items():
+            if "out" in axes and parts[role].ndim == len(axes):
+                axis = axes.index("out")
+                size = parts[role].shape[axis] // self.pieces
+                parts[role] = _run(parts[role], i * size, size, axis)
+        values = self.scheme.values(parts, jnp)
+        return values.astype(self.dtype).reshape(-1, width)
+
+    def rows(self, ids: jax.Array) -> jax.Array:
+        """As `core.dot.rows`, for the values."""
+        return self.values()[ids]
+
+
+def _run(part: jax.Array, start: jax.Array, size: int, axis: int) -> jax.Array:
+    # As bytes: XLA on CPU would first widen all of a float8 array that is cut inside a loop.
+    raw = part.view(jnp.uint8) if part.dtype.itemsize == 1 else part
+    return jax.lax.dynamic_slice_in_dim(raw, start, size, axis).view(part.dtype)
