@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import os
@@ -49,12 +48,6 @@ def grid(hub, tmp_path, monkeypatch):
     return values
 
 
-def load_remote(monkeypatch, name: str, **kwargs):
-    remote_only = functools.partial(open_checkpoint, remote=True)
-    monkeypatch.setattr("flaxen.pretrained.open_checkpoint", remote_only)
-    return flaxen.load(name, **kwargs)
-
-
 def refused(name: str, **kwargs) -> str:
     with pytest.raises(CheckpointError) as caught:
         for tensor in open_checkpoint(name, remote=True, **kwargs).values():
@@ -70,8 +63,8 @@ def test_every_tensor_is_read_and_no_file_is_kept(served, name, same_weights, tm
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_abstract_model_costs_the_headers(served, name, monkeypatch):
-    model = load_remote(monkeypatch, name, abstract=True)
+def test_an_abstract_model_costs_the_headers(served, name):
+    model = flaxen.load(name, remote=True, abstract=True)
     assert model.num_parameters == 78_144
     assert served.bytes_of(WEIGHTS) == FIRST * (1 if name == "org/one" else 3)
     assert served.bytes_of() < served.bytes_of(WEIGHTS) + 4096
@@ -90,8 +83,8 @@ def test_a_long_header_is_read_to_its_end_and_no_further(served, tmp_path):
 
 
 @pytest.mark.parametrize("mesh", ["tp=8", "fsdp=4,tp=2"])
-def test_on_a_mesh_each_byte_is_asked_for_once(served, mesh, monkeypatch, llama):
-    there, here = load_remote(monkeypatch, "org/one", mesh=mesh), flaxen.load(llama)
+def test_on_a_mesh_each_byte_is_asked_for_once(served, mesh, llama):
+    there, here = flaxen.load("org/one", remote=True, mesh=mesh), flaxen.load(llama)
     pairs = list(zip(jax.tree.leaves(there), jax.tree.leaves(here), strict=True))
     assert all(np.array_equal(a, b) for a, b in pairs)
     data = sum(leaf.nbytes for _, leaf in pairs)

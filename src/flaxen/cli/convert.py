@@ -19,13 +19,19 @@ if TYPE_CHECKING:
 QUANTIZE = {"fp8": "folder", "q8_0": "gguf"}
 """What `--quantize` offers, and the kind of target that can hold it."""
 
+GGUF_KINDS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0"}
+"""How GGUF calls what matrices are stored as; F16 if nothing is asked."""
+
 
 def convert(
     source: Source,
     target: Annotated[str, about("The folder or .gguf file to write.")],
     *,
-    dtype: Annotated[str | None, about("float32, bfloat16, ...; default: as stored.")] = None,
+    dtype: Annotated[
+        str | None, about("float32, bfloat16, ...; default: as stored, or F16.")
+    ] = None,
     quantize: Annotated[str | None, about("fp8 (folders) or q8_0 (.gguf).")] = None,
+    revision: Annotated[str | None, about("Branch, tag or commit of a hub id.")] = None,
     max_shard_size: Annotated[str, about("Files no larger than this, if tensors allow.")] = "5GB",
     dry_run: Annotated[
         bool, about("Print which tensor becomes which weight, write nothing.")
@@ -46,22 +52,31 @@ def convert(
     if quantize is not None and QUANTIZE.get(quantize) != kind:
         offered = ", ".join(name for name, where in QUANTIZE.items() if where == kind)
         raise InputError(f"--quantize {quantize} is not for a {kind}; for it there is {offered}.")
+    if quantize is not None and dtype is not None:
+        raise InputError("--quantize and --dtype both say how weights are stored; leave one out.")
     wanted = float_dtype(dtype)
     if not dry_run:
         _refuse_to_replace(Path(target), overwrite)
-    checkpoint = open_checkpoint(source)
+    checkpoint = open_checkpoint(source, revision=revision)
     found = fit(checkpoint)
     if dry_run:
         return _relation(found, json)
     found.report.raise_if_bad()
-    tensors = found.tensors()
+    tensors, config = found.tensors(), checkpoint.config
+    if quantize == "fp8":
+        from flaxen.quantize import quantize_fp8
+
+        tensors, config = quantize_fp8(tensors, config)
     with reporting(True, "Writing", sum(t.nbytes for t in tensors.values())) as progress:
-        _write_folder(tensors, checkpoint, target, wanted, max_shard_size, progress)
-    if kind == "folder" and source.endswith(".gguf"):
+        if kind == "gguf":
+            _write_gguf(tensors, checkpoint, target, quantize or dtype, progress)
+        else:
+            _write_folder(tensors, checkpoint, config, target, wanted, max_shard_size, progress)
+    if kind == "folder" and checkpoint.format == "gguf":
         import flaxen
 
         # A folder's tokenizer files are copied; a GGUF file has its tokenizer inside.
-        flaxen.tokenizer(source).save_pretrained(target)
+        flaxen.tokenizer(checkpoint.files[0]).save_pretrained(target)
     return _summary(tensors, target, json)
 
 
@@ -70,9 +85,31 @@ def _refuse_to_replace(target: Path, overwrite: bool) -> None:
         raise InputError(f"{str(target)!r} holds a model; add --overwrite to replace it.")
 
 
+def _write_gguf(
+    tensors: Mapping[str, LazyTensor],
+    checkpoint: Checkpoint,
+    target: str,
+    stored_as: str | None,
+    progress: Any,
+) -> None:
+    from flaxen.convert.formats.gguf_write import write_gguf
+    from flaxen.families.config import hf_config
+
+    write_gguf(
+        tensors,
+        hf_config(checkpoint.config).to_dict(),
+        target,
+        kind=GGUF_KINDS.get(stored_as or "float16", "F16"),
+        tokenizer_folder=checkpoint.folder,
+        metadata=checkpoint.metadata if checkpoint.format == "gguf" else None,
+        progress=progress,
+    )
+
+
 def _write_folder(
     tensors: Mapping[str, LazyTensor],
     checkpoint: Checkpoint,
+    config: dict[str, Any],
     target: str,
     dtype: Any,
     max_shard_size: str,
@@ -84,7 +121,7 @@ def _write_folder(
     write_checkpoint(
         tensors,
         target,
-        config=both_spellings(checkpoint.config),
+        config=both_spellings(config),
         generation_config=checkpoint.generation_config,
         copy_from=checkpoint.folder,
         max_shard_size=max_shard_size,
