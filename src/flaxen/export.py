@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from flaxen.convert.arrays import ArrayTensor
+from flaxen.convert.arrays import ArrayTensor, Held, OwnPart
 from flaxen.convert.lazy import LazyTensor
 from flaxen.convert.relation import relate
 from flaxen.convert.report import Report
@@ -37,8 +37,8 @@ def save(
     config, tokenizer files.
 
     Nothing is gathered whole; the folder is the old one or the new one at every moment. `tokenizer`
-    (an HF tokenizer) is saved too, otherwise the
-    files of the folder that the model came from are copied.
+    (an HF tokenizer) is saved too, otherwise the files of the folder that the model came from are
+    copied. Where several processes share the model, all call this, and each writes its own part.
 
     Raises:
         CheckpointError: for a model with adapters that are not merged, or an abstract one.
@@ -46,31 +46,34 @@ def save(
     kind = float_dtype(dtype)
     raw = both_spellings(json.loads(model.origin.config_json))
     raw.setdefault("architectures", [f"{model.config.model_type.title()}ForCausalLM"])
+    several = jax.process_count() > 1
     write_checkpoint(
-        hub_tensors(model),
+        hub_tensors(model, OwnPart if several else ArrayTensor),
         folder,
+        held=hub_tensors(model, Held) if several else None,
         config=raw,
         generation_config=model.generation_config,
         copy_from=model.origin.folder,
         max_shard_size=max_shard_size,
         dtype=kind,
+        write_beside=None if tokenizer is None else tokenizer.save_pretrained,
         progress=progress,
     )
-    if tokenizer is not None:
-        tokenizer.save_pretrained(str(folder))
 
 
-def hub_tensors(model: Model) -> dict[str, LazyTensor]:
-    """A model's weights as lazy tensors under the hub's names and layouts."""
-    for path, leaf in model.parameters().items():
-        if not isinstance(leaf, jax.Array | np.ndarray):
+def hub_tensors(
+    model: Model, leaf: Callable[[Any], LazyTensor] = ArrayTensor
+) -> dict[str, LazyTensor]:
+    """What `leaf` makes of a model's weights, under the hub's names and in its layouts."""
+    for path, weight in model.parameters().items():
+        if not isinstance(weight, jax.Array | np.ndarray):
             raise CheckpointError(
-                f"{path} holds no weight but a {type(leaf).__name__}; load the model without "
+                f"{path} holds no weight but a {type(weight).__name__}; load the model without "
                 "abstract=True."
             )
     abstract, family, _ = abstract_module(model.config)
     relation = relate(abstract, family.names)
-    tensors = jax.tree.map(ArrayTensor, model.module)
+    tensors = jax.tree.map(leaf, model.module)
     layers = unfold(tensors.layers, _layer)
     lazies = paths(dataclasses.replace(tensors, layers=layers), lambda x: isinstance(x, LazyTensor))
     extra = sorted(set(lazies) - set(paths(abstract, is_param)))

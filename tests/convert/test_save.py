@@ -107,7 +107,7 @@ def test_a_disk_that_is_full_leaves_the_old_checkpoint(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("flaxen.convert.save._write", full)
+    monkeypatch.setattr("flaxen.convert.formats.writing._write", full)
     with pytest.raises(CheckpointError, match="out cannot be written.*No space left.*unchanged"):
         write_checkpoint(lazy(arrays(1)), tmp_path / "out")
     assert contents(tmp_path / "out") == raw(arrays())
@@ -254,7 +254,7 @@ def test_a_file_in_the_way_is_not_overwritten(tmp_path):
 
 
 def test_writing_asks_for_small_boxes_only(tmp_path, monkeypatch):
-    monkeypatch.setattr("flaxen.convert.save.CHUNK", 1000)
+    monkeypatch.setattr("flaxen.convert.formats.writing.CHUNK", 1000)
     asked = []
 
     class Watched(LazyTensor):
