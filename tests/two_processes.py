@@ -1,10 +1,12 @@
-"""One of two processes that load and save a model together: PORT INDEX SOURCE TARGET.
+"""One of two processes that load and save a model together: PORT INDEX SOURCE TARGET REPORT.
 
-Prints how many bytes of weights it read, and those of the boxes of its own devices.
+Writes to REPORT the bytes of weights that it read, those of its devices' boxes, and how a save
+ends that fails on the second process only.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -16,23 +18,30 @@ os.environ["XLA_FLAGS"] = os.environ["XLA_FLAGS"].replace("device_count=8", "dev
 import jax
 
 import flaxen
+from flaxen.core.errors import FlaxenError
 
 
-def main(port: str, index: str, source: str, target: str) -> None:
+def main(port: str, index: str, source: str, target: str, report: str) -> None:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(f"127.0.0.1:{port}", 2, int(index), initialization_timeout=20)
-    model = flaxen.load(source, mesh="fsdp=4,tp=2")
+    jax.distributed.initialize(f"127.0.0.1:{port}", 2, int(index), initialization_timeout=60)
+    model = flaxen.load(source, mesh="fsdp=4,tp=2", scan_layers=True)
     assert model.loading is not None
     boxes = sum(
         shard.data.nbytes
         for leaf in jax.tree.leaves(model)
         for shard in {str(s.index): s for s in leaf.addressable_shards}.values()
     )
+    model.save(target, max_shard_size="100KB")
+
+    def full(_: int) -> None:
+        if index == "1":
+            raise OSError(28, "No space left on device")
+
     try:
-        model.save(target, max_shard_size="20KB")
-    except flaxen.core.errors.CheckpointError as error:
-        print("refused:", error)
-    print(model.loading.bytes_read, boxes, flush=True)
+        model.save(target, progress=full)
+    except FlaxenError as error:
+        said = {"read": model.loading.bytes_read, "boxes": boxes, "error": str(error)}
+        Path(report).write_text(json.dumps(said))
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ def replacing(folder: Path, ours: Callable[[str], bool]) -> Iterator[Path]:
     folder = folder.expanduser().resolve()
     if folder.exists() and not folder.is_dir():
         raise CheckpointError(f"{folder} is a file; a checkpoint is written to a folder.")
-    try:
+    with writing(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _only_writer(folder) as fresh:
             if folder.is_dir():
@@ -40,6 +40,13 @@ def replacing(folder: Path, ours: Callable[[str], bool]) -> Iterator[Path]:
                 fresh.mkdir()
             yield fresh
             _take_place(fresh, folder)
+
+
+@contextlib.contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Let an error of the system name the folder that could not be written."""
+    try:
+        yield
     except OSError as error:
         raise CheckpointError(
             f"{folder} cannot be written ({error}); what was there is unchanged. Make room, or "

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from flaxen.convert.swap import replacing
+from flaxen.convert.swap import replacing, writing
 from flaxen.core.errors import CheckpointError
 
 ROOM = 4096
@@ -64,7 +64,7 @@ def replacing_together(folder: Path, ours: Callable[[str], bool], team: Alone) -
 
     What happens inside, each process must do in steps that are `agreed`.
     """
-    with contextlib.ExitStack() as stack:
+    with writing(folder), contextlib.ExitStack() as stack:
         made = ""
         with agreed(team):
             if team.index == 0:
