@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,7 +15,15 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
-from flaxen.convert.lazy import Box, LazyTensor, aligned_empty, box_shape, concrete, is_float
+from flaxen.convert.lazy import (
+    LARGE,
+    Box,
+    LazyTensor,
+    aligned_empty,
+    box_shape,
+    concrete,
+    is_float,
+)
 from flaxen.convert.views import slabs
 
 SLAB = 16 << 20
@@ -20,6 +31,9 @@ SLAB = 16 << 20
 
 AHEAD = 256 << 20
 """Bytes that may be on their way beside the tensor that is waited for."""
+
+_SYSTEM = ctypes.CDLL(None)
+_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE
 
 
 class Part(NamedTuple):
@@ -99,7 +113,19 @@ def _start(pool: ThreadPoolExecutor, tensor: LazyTensor, sharding: Sharding) -> 
 
 
 def _read(tensor: LazyTensor, box: Box, target: np.ndarray) -> None:
+    _provide(target)
     tensor.read(box, target)
+
+
+def _provide(target: np.ndarray) -> None:
+    """Let the system find the pages of fresh memory in one call: a fault for each costs more than
+    copying into it.
+    """
+    if sys.platform == "linux" and target.nbytes >= LARGE:
+        start = target.ctypes.data & -mmap.PAGESIZE
+        length = target.ctypes.data + target.nbytes - start
+        # Older kernels refuse, and the pages come one by one.
+        _SYSTEM.madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), _POPULATE_WRITE)
 
 
 def boxes(sharding: Sharding, shape: tuple[int, ...]) -> Iterator[tuple[Box, list[Any]]]:
@@ -117,11 +143,9 @@ def _finish(pending: Pending, progress: Callable[[int], None] | None) -> jax.Arr
         future.result()
         if progress is not None:
             progress(nbytes)
-    pieces = [
-        jax.device_put(part.values, device, may_alias=True)
-        for part in pending.parts
-        for device in part.devices
-    ]
+    values = [part.values for part in pending.parts for _ in part.devices]
+    devices = [device for part in pending.parts for device in part.devices]
+    pieces = jax.device_put(values, devices, may_alias=True)
     if progress is not None and not pending.reads:
         progress(sum(part.values.nbytes for part in pending.parts))
     array = jax.make_array_from_single_device_arrays(pending.shape, pending.sharding, pieces)
