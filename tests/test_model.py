@@ -218,8 +218,8 @@ def test_an_unknown_dtype_offers_the_nearest(folder):
         ({"dtype": object()}, "Unknown dtype"),
         ({"attention": "vanila"}, "Did you mean 'vanilla'"),
         ({"mesh": 7}, "7 is no mesh"),
-        ({"key_mapping": {"(": "x"}}, r"key_mapping: '\('"),
-        ({"key_mapping": {"model": r"\9"}}, "key_mapping: 'model'"),
+        ({"key_mapping": {"(": "x"}}, r"key_mapping: .*'\('"),
+        ({"key_mapping": {"model": r"\9"}}, r"key_mapping: .*more than"),
     ],
 )
 def test_options_that_make_no_sense_are_refused_while_loading(folder, options, words):

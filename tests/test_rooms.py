@@ -13,6 +13,7 @@ import flaxen
 
 SOURCE = Path(flaxen.__file__).parent
 FRONT_DOOR = "front door"
+DOORS = ("model", "fit", "fresh", "adapter", "pretrained", "export")
 
 ROOMS = [
     "core",
@@ -44,7 +45,7 @@ def room_of(module: str) -> str:
     name = module.split(".")[1]
     if name == "__main__":
         return "cli"
-    return FRONT_DOOR if name in ("model", "pretrained", "export") else name
+    return FRONT_DOOR if name in DOORS else name
 
 
 def module_of(path: Path) -> str:

@@ -12,16 +12,19 @@ import jax
 import numpy as np
 
 from flaxen.convert.arrays import ArrayTensor, Held, OwnPart
+from flaxen.convert.dtypes import float_dtype
 from flaxen.convert.lazy import LazyTensor
 from flaxen.convert.relation import relate
 from flaxen.convert.report import Report
 from flaxen.convert.save import write_checkpoint
+from flaxen.convert.transforms import reverted
 from flaxen.core.errors import CheckpointError
+from flaxen.core.progress import Progress, reporting
 from flaxen.core.tree import is_param, paths
 from flaxen.families.config import abstract_module, both_spellings
+from flaxen.fit import hub_layout
 from flaxen.model import Model
 from flaxen.models.fold import unfold
-from flaxen.pretrained import float_dtype
 
 
 def save(
@@ -31,7 +34,7 @@ def save(
     dtype: Any = None,
     max_shard_size: int | str = "5GB",
     tokenizer: Any = None,
-    progress: Callable[[int], None] | None = None,
+    progress: Progress = True,
 ) -> None:
     """Write a folder that Transformers loads: weights under the hub's names, config, generation
     config, tokenizer files.
@@ -47,24 +50,26 @@ def save(
     raw = both_spellings(json.loads(model.origin.config_json))
     raw.setdefault("architectures", [f"{model.config.model_type.title()}ForCausalLM"])
     several = jax.process_count() > 1
-    write_checkpoint(
-        hub_tensors(model, OwnPart if several else ArrayTensor),
-        folder,
-        held=hub_tensors(model, Held) if several else None,
-        config=raw,
-        generation_config=model.generation_config,
-        copy_from=model.origin.folder,
-        max_shard_size=max_shard_size,
-        dtype=kind,
-        write_beside=None if tokenizer is None else tokenizer.save_pretrained,
-        progress=progress,
-    )
+    tensors = hub_tensors(model, OwnPart if several else ArrayTensor)
+    with reporting(progress, "Saving", sum(t.nbytes for t in tensors.values())) as report:
+        write_checkpoint(
+            tensors,
+            folder,
+            held=hub_tensors(model, Held) if several else None,
+            config=raw,
+            generation_config=model.generation_config,
+            copy_from=model.origin.folder,
+            max_shard_size=max_shard_size,
+            dtype=kind,
+            write_beside=None if tokenizer is None else tokenizer.save_pretrained,
+            progress=report,
+        )
 
 
 def hub_tensors(
     model: Model, leaf: Callable[[Any], LazyTensor] = ArrayTensor
 ) -> dict[str, LazyTensor]:
-    """What `leaf` makes of a model's weights, under the hub's names and in its layouts."""
+    """What `leaf` makes of a model's weights, under the names and layouts they were loaded from."""
     for path, weight in model.parameters().items():
         if not isinstance(weight, jax.Array | np.ndarray):
             raise CheckpointError(
@@ -82,11 +87,9 @@ def hub_tensors(
             "The model holds weights that its checkpoint has no place for: "
             f"{', '.join(extra[:4])}. Merge adapters first (flaxen.tune.merge)."
         )
-    out = relation.save(lazies)
-    report = model.loading or Report()
-    for target in report.doubled:
-        out[target] = out[report.tied[target]]
-    return out
+    out = hub_layout(relation, lazies, model.loading or Report())
+    applied = model.origin.applied
+    return out if applied is None else reverted(out, applied)
 
 
 def _layer(tensor: LazyTensor, i: int) -> LazyTensor:

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from flaxen.convert.report import Report
+from flaxen.convert.transforms import Applied
 from flaxen.core.errors import CacheError, InputError
 from flaxen.core.tree import Param, is_param, module, paths, static
 from flaxen.layers.context import PLAIN, Runtime
@@ -28,6 +29,7 @@ class Origin:
     folder: Path | None = dataclasses.field(default=None, compare=False)
     generation_json: str | None = dataclasses.field(default=None, compare=False)
     loading: Report | None = dataclasses.field(default=None, compare=False)
+    applied: Applied | None = dataclasses.field(default=None, compare=False)
 
 
 @functools.lru_cache(maxsize=64)

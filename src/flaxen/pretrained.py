@@ -3,37 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
-import re
 import time
-import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
+from flaxen.adapter import adapted, base_of
 from flaxen.attention import known
 from flaxen.convert.arrays import ArrayTensor
+from flaxen.convert.dtypes import DtypePlan, dtype_plan
 from flaxen.convert.formats.checkpoint import Checkpoint, open_checkpoint
-from flaxen.convert.lazy import LazyTensor, is_float, stack
-from flaxen.convert.load import match
+from flaxen.convert.lazy import LazyTensor, stack
 from flaxen.convert.place import place
-from flaxen.convert.relation import Relation, relate
 from flaxen.convert.report import Report
-from flaxen.core.errors import CheckpointError, ConfigError, did_you_mean
+from flaxen.convert.transforms import Applied
 from flaxen.core.platform import platform
+from flaxen.core.progress import Progress, reporting
 from flaxen.core.tree import Param, is_param, paths, rebuild
-from flaxen.families.config import abstract_module, hf_config
+from flaxen.fit import Fit, fit
+from flaxen.fresh import from_config, initial
 from flaxen.layers.context import Runtime
 from flaxen.model import Model, Origin
-from flaxen.models.fold import fold, stack_params
-from flaxen.shard import Placement, Plan, make_mesh, plan_named
+from flaxen.models.fold import folded, stack_params
+from flaxen.shard import Placement, Plan, placement_on
 
-DTYPES = ("float32", "bfloat16", "float16", "float64")
+__all__ = ["from_config", "load"]
 
 
 def load(
@@ -44,173 +41,99 @@ def load(
     plan: str | Plan | None = None,
     attention: str = "auto",
     key_mapping: Mapping[str, str] | None = None,
+    adapter: str | Path | None = None,
     strict: bool = True,
+    ignore_mismatched_sizes: bool = False,
     abstract: bool = False,
     scan_layers: bool | None = None,
     remat: bool = False,
-    progress: Callable[[int], None] | None = None,
+    progress: Progress = True,
 ) -> Model:
     """Open a Hugging Face folder, a hub id, a .safetensors or a .gguf file as a Model.
 
     Each device reads the bytes of its own shards once. `dtype` converts floats (default: as
-    stored); `mesh` is for example "fsdp=2,tp=4" and `plan`
-    says which axes it cuts (default "auto"); `key_mapping` renames checkpoint keys first, {regex:
-    replacement}; with `strict=False` missing weights
-    are initialised and the rest is reported in `.loading`; `abstract` reads no weight;
-    `scan_layers` stacks equal layers into one compiled body
-    (default: off on CPU, where it costs speed, on elsewhere); `progress(bytes)` is called as bytes
-    arrive.
+    stored), all to one or by name: {"norm": "float32", "*": "bfloat16"}, the first that is found
+    in a tensor's name counts; `mesh` is for example "fsdp=2,tp=4" and `plan` says which axes it
+    cuts (default "auto"); `key_mapping` renames checkpoint keys first, {regex: replacement}, and
+    saving renames them back; `adapter` is a PEFT folder (a `path` that is one is loaded on top of
+    the model that it names); with `strict=False` missing weights are initialised and the rest is
+    reported in `.loading`; `ignore_mismatched_sizes` does so for tensors of another shape;
+    `abstract` reads no weight; `scan_layers` stacks equal layers into one compiled body (default:
+    off on CPU, where it costs speed, on elsewhere); `progress` is True for a bar on a terminal,
+    False, or a function that is called with bytes as they arrive.
 
     Raises:
         ConfigError, CheckpointError, PlanError: with all problems found, before anything is placed.
     """
-    start, kind = time.perf_counter(), float_dtype(dtype)
-    placement = _placement(mesh, plan)
+    start, dtypes = time.perf_counter(), dtype_plan(dtype)
+    placement = placement_on(mesh, plan)
     runtime = Runtime(attention=known(attention), remat=remat, placement=placement)
+    if adapter is None and (base := base_of(path)) is not None:
+        path, adapter = base, path
     checkpoint = open_checkpoint(path)
-    config = hf_config(checkpoint.config)
-    module, family, reading = abstract_module(config)
-    relation = relate(module, family.names)
-    lazies, report = match(relation, _renamed(checkpoint, key_mapping), _tied(module, relation))
+    found = fit(checkpoint, key_mapping)
     report = dataclasses.replace(
-        report,
-        unread=list(reading.unread()),
-        replicated=placement.all_uncut(module) if placement else [],
+        found.report, replicated=placement.all_uncut(found.module) if placement else []
     )
-    report.raise_if_bad(strict)
+    report.raise_if_bad(strict, ignore_mismatched_sizes)
     scan = platform() != "cpu" if scan_layers is None else scan_layers
-    module = _described(module, lazies, kind)
+    module = _described(found, dtypes)
     if abstract:
-        module = _folded(module, stack_params) if scan else module
+        module = folded(module, stack_params) if scan else module
     else:
-        lazies = _filled(module, lazies)
-        if scan:
-            tensors = _folded(rebuild(module, lazies), stack)
-            module = _folded(module, stack_params)
-            lazies = paths(tensors)
-        module = _placed(module, lazies, placement, kind, progress)
+        module = _read(module, found.weights, placement, scan, progress)
         report = dataclasses.replace(
             report, bytes_read=checkpoint.bytes_read, seconds=time.perf_counter() - start
         )
-    return Model(module=module, origin=_origin(checkpoint, kind, runtime, report))
+    origin = _origin(checkpoint, dtypes.main, runtime, report, found.applied)
+    model = Model(module=module, origin=origin)
+    return model if adapter is None else adapted(model, adapter)
 
 
-def float_dtype(dtype: Any) -> np.dtype | None:
-    """The dtype that a name asks for; None (or "auto") means as stored."""
-    if dtype is None or (isinstance(dtype, str) and dtype == "auto"):
-        return None
-    try:
-        name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
-    except TypeError:
-        name = str(dtype)
-    if name not in DTYPES:
-        raise ConfigError(f"Unknown dtype {name!r}.{did_you_mean(name, DTYPES)}")
-    if name == "float64" and not jax.config.read("jax_enable_x64"):
-        raise ConfigError("dtype 'float64' needs jax.config.update('jax_enable_x64', True) first.")
-    return jnp.dtype(name)
-
-
-def _placement(mesh: Any, plan: str | Plan | None) -> Placement | None:
-    wanted = plan_named(plan)
-    return None if mesh is None else Placement(make_mesh(mesh), wanted)
-
-
-def _renamed(
-    checkpoint: Checkpoint, key_mapping: Mapping[str, str] | None
-) -> Mapping[str, LazyTensor]:
-    """The checkpoint under the names that `key_mapping` makes; every pattern in turn."""
-    if not key_mapping:
-        return checkpoint
-    out: dict[str, LazyTensor] = {}
-    for key in checkpoint:
-        name = key
-        for pattern, replacement in key_mapping.items():
-            try:
-                name = re.sub(pattern, replacement, name)
-            except re.error as error:
-                raise CheckpointError(
-                    f"key_mapping: {pattern!r} -> {replacement!r} is no regular expression and "
-                    f"replacement ({error})."
-                ) from error
-        if name in out:
-            raise CheckpointError(
-                f"key_mapping gives two tensors the name {name!r}; one is {key!r}."
-            )
-        out[name] = checkpoint[key]
-    return out
-
-
-def _tied(module: Any, relation: Relation) -> dict[str, str]:
-    """Hub names of weights that share another's tensor: a head tied to the embeddings."""
-    if module.lm_head is not None:
-        return {}
-    row = next(row for row in relation.table() if row.path == "embed_tokens.weight")
-    return {"lm_head.weight": row.names[0]}
-
-
-def _described(module: Any, lazies: Mapping[str, LazyTensor], kind: np.dtype | None) -> Any:
-    """The abstract model with the dtypes that its weights have, or will have."""
+def _described(found: Fit, dtypes: DtypePlan) -> Any:
+    """The abstract model with the dtypes that its weights will have."""
 
     def describe(path: str, param: Param) -> Param:
-        stored = lazies[path].dtype if path in lazies else np.dtype(np.float32)
-        return dataclasses.replace(
-            param, dtype=kind if kind is not None and is_float(stored) else stored
-        )
+        tensor = found.weights.get(path)
+        stored = np.dtype(np.float32) if tensor is None else tensor.dtype
+        return dataclasses.replace(param, dtype=dtypes.of(found.names[path], stored))
 
-    found = {path: describe(path, p) for path, p in paths(module, is_param).items()}
-    return rebuild(module, found)
-
-
-def _folded(module: Any, stack: Callable[[list[Any]], Any]) -> Any:
-    """The module with equal layers stacked."""
-    return dataclasses.replace(module, layers=fold(module.layers, stack))
-
-
-def _filled(module: Any, lazies: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
-    """The tensors of every weight: fresh ones where the checkpoint has none."""
-    return {
-        path: lazies[path] if path in lazies else ArrayTensor(initial(path, param))
-        for path, param in paths(module, is_param).items()
-    }
-
-
-def _placed(
-    module: Any,
-    lazies: Mapping[str, LazyTensor],
-    placement: Placement | None,
-    kind: np.dtype | None,
-    progress: Callable[[int], None] | None,
-) -> Any:
-    """The module with arrays where its lazy tensors go."""
-    params = paths(module, is_param)
-    where = {path: placement.weight(x) if placement else None for path, x in params.items()}
-    return rebuild(module, place({p: lazies[p] for p in params}, where, kind, progress))
-
-
-def initial(
-    path: str, param: Param, sharding: Any = None, seed: int = 0, scale: float = 0.02
-) -> jax.Array:
-    """A fresh weight: a function of seed and path alone, whatever the mesh."""
-    key = jax.random.fold_in(jax.random.key(seed), zlib.crc32(path.encode()))
-    return _fresh(param.shape, param.dtype or np.dtype(np.float32), param.init, sharding)(
-        key, scale
+    return rebuild(
+        found.module, {p: describe(p, x) for p, x in paths(found.module, is_param).items()}
     )
 
 
-@functools.cache
-def _fresh(shape: tuple[int, ...], dtype: np.dtype, init: str, sharding: Any) -> Any:
-    """One program for all weights of a kind."""
+def _read(
+    module: Any,
+    weights: Mapping[str, LazyTensor],
+    placement: Placement | None,
+    scan: bool,
+    progress: Progress,
+) -> Any:
+    """The module with arrays in place of its descriptions: read, or fresh where nothing is."""
 
-    def make(key: jax.Array, scale: jax.Array) -> jax.Array:
-        if init != "normal":
-            return jnp.full(shape, float(init == "ones"), dtype)
-        return (scale * jax.random.normal(key, shape)).astype(dtype)
+    def tensor(path: str, param: Param) -> LazyTensor:
+        if path not in weights:
+            return ArrayTensor(initial(path, param))
+        return weights[path].astype(np.dtype(param.dtype))
 
-    return jax.jit(make, out_shardings=sharding)
+    tensors = {path: tensor(path, param) for path, param in paths(module, is_param).items()}
+    if scan:
+        tensors = paths(folded(rebuild(module, tensors), stack))
+        module = folded(module, stack_params)
+    params = paths(module, is_param)
+    where = {path: placement.weight(x) if placement else None for path, x in params.items()}
+    total = sum(t.nbytes for t in tensors.values())
+    with reporting(progress, "Loading", total) as report:
+        return rebuild(module, place({p: tensors[p] for p in params}, where, progress=report))
 
 
 def _origin(
-    checkpoint: Checkpoint, kind: np.dtype | None, runtime: Runtime, report: Report
+    checkpoint: Checkpoint,
+    kind: np.dtype | None,
+    runtime: Runtime,
+    report: Report,
+    applied: Applied,
 ) -> Origin:
     raw = dict(checkpoint.config)
     if kind is not None:
@@ -223,41 +146,5 @@ def _origin(
         folder=checkpoint.folder,
         generation_json=None if generation is None else json.dumps(generation),
         loading=report,
+        applied=applied,
     )
-
-
-def from_config(
-    config: Mapping[str, Any] | Any,
-    *,
-    seed: int = 0,
-    dtype: Any = "float32",
-    mesh: Any = None,
-    plan: str | Plan | None = None,
-    attention: str = "auto",
-    scan_layers: bool | None = None,
-    remat: bool = False,
-) -> Model:
-    """A Model with fresh weights: the same for a seed on every mesh.
-
-    Raises:
-        ConfigError, PlanError: as `load` does.
-    """
-    raw = dict(config) if isinstance(config, Mapping) else config.to_dict()
-    kind, placement, parsed = float_dtype(dtype), _placement(mesh, plan), hf_config(raw)
-    module, _, reading = abstract_module(parsed)
-    scale = float(getattr(parsed, "initializer_range", None) or 0.02)
-    fresh = {}
-    for path, param in paths(module, is_param).items():
-        described = dataclasses.replace(param, dtype=kind or np.dtype(np.float32))
-        where = placement.weight(param) if placement else None
-        fresh[path] = initial(path, described, where, seed, scale)
-    module = rebuild(module, fresh)
-    if platform() != "cpu" if scan_layers is None else scan_layers:
-        module = _folded(module, jnp.stack)
-    raw["dtype"] = (kind or np.dtype(np.float32)).name
-    origin = Origin(
-        config_json=json.dumps(raw, sort_keys=True, default=str),
-        runtime=Runtime(attention=known(attention), remat=remat, placement=placement),
-        loading=Report(unread=list(reading.unread())),
-    )
-    return Model(module=module, origin=origin)

@@ -6,7 +6,7 @@ import io
 import json
 
 import pytest
-from cli.stubs import Tokenizer, set_stage, tiny
+from cli.stubs import Tokenizer, set_stage
 
 from flaxen.cli import main
 from flaxen.cli.chat import Conversation, converse
@@ -120,29 +120,6 @@ def test_show_writes_json(monkeypatch, capsys):
     written = json.loads(capsys.readouterr().out)
     assert written["bytes_per_device"] == written["bytes"] // 2
     assert written["attention"]["decode"][0]["layers"] == 2
-
-
-def test_doctor_is_content_with_a_whole_model(monkeypatch, capsys):
-    set_stage(monkeypatch)
-    assert main(["doctor", "m", "--json"]) == 0
-    written = json.loads(capsys.readouterr().out)
-    assert written["problems"] == []
-    assert written["memory"]["cache_per_token"] == 2 * 2 * 2 * 8 * 4
-    assert "jax" in written["environment"]
-
-
-def test_doctor_tells_what_is_wrong(monkeypatch, capsys):
-    set_stage(monkeypatch, model=tiny(missing=("lm_head.weight",), unread=("logit_scale",)))
-    assert main(["doctor", "m"]) == 1
-    printed = capsys.readouterr().out
-    assert "lm_head.weight" in printed and "logit_scale" in printed
-    assert "1 tensors are missing" in printed
-
-
-def test_doctor_tells_when_it_does_not_fit(monkeypatch, capsys):
-    set_stage(monkeypatch)
-    assert main(["doctor", "m", "--length", "1000g", "--json"]) == 1
-    assert "do not fit" in json.loads(capsys.readouterr().out)["problems"][0]
 
 
 def test_train_refuses_absent_data_before_loading(monkeypatch, capsys):

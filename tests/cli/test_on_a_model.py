@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import golden
+import numpy as np
 import pytest
 
 from flaxen.cli import main
@@ -23,16 +24,86 @@ def test_show(folder, capsys):
     assert written["bytes_per_device"] < written["bytes"] / 3
 
 
-def test_doctor(folder, capsys):
-    assert main(["doctor", str(folder)]) == 0
-    assert "fits" in capsys.readouterr().out
+def test_doctor_is_content_with_a_whole_model(folder, capsys):
+    assert main(["doctor", str(folder), "--read", "--json"]) == 0
+    written = json.loads(capsys.readouterr().out)
+    assert written["problems"] == []
+    assert written["files"]["format"] == "safetensors" and not written["files"]["not used"]
+    assert written["memory"]["cache_per_token"] == 2 * 2 * 2 * 16 * 4
+    assert "jax" in written["environment"]
+
+
+def test_doctor_tells_which_tensors_are_missing(folder, capsys):
+    case = golden.case("qwen3")
+    less = {k: v for k, v in case.weights.items() if k != "model.norm.weight"}
+    golden.write_folder(golden.Case("less", case.about, case.arrays, less), folder)
+    assert main(["doctor", str(folder)]) == 1
+    printed = capsys.readouterr().out
+    assert "model.norm.weight" in printed and "1 tensors are missing" in printed
 
 
 def test_doctor_on_a_config_key_that_nobody_reads(folder, capsys):
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"logit_scale": 0.5}))
-    main(["doctor", str(folder), "--json"])
+    changed(folder, logit_scale=0.5)
+    assert main(["doctor", str(folder), "--json"]) == 1
     assert "logit_scale" in json.loads(capsys.readouterr().out)["checkpoint"]["unread"]
+
+
+def test_doctor_tells_when_it_does_not_fit(folder, capsys):
+    assert main(["doctor", str(folder), "--length", "1000g", "--json"]) == 1
+    assert "do not fit" in json.loads(capsys.readouterr().out)["problems"][0]
+
+
+def test_doctor_describes_the_files_of_a_model_that_is_not_known(folder, capsys):
+    changed(folder, model_type="unheard_of")
+    assert main(["doctor", str(folder), "--json"]) == 1
+    written = json.loads(capsys.readouterr().out)
+    assert written["files"]["tensors"] == 25
+    assert "unheard_of" in written["problems"][0]
+
+
+def test_doctor_reads_values_that_are_no_numbers(folder, capsys):
+    case = golden.case("qwen3")
+    bad = {k: v.copy() for k, v in case.weights.items()}
+    bad["model.norm.weight"][3] = np.nan
+    bad["model.layers.0.mlp.up_proj.weight"][:] = 0
+    golden.write_folder(golden.Case("bad", case.about, case.arrays, bad), folder)
+    assert main(["doctor", str(folder), "--read", "--json"]) == 1
+    problems = json.loads(capsys.readouterr().out)["problems"]
+    assert "model.layers.0.mlp.up_proj.weight: every value is 0" in problems
+    assert "model.norm.weight: 1 values are NaN or infinite" in problems
+
+
+def test_doctor_names_weight_files_that_are_not_used(folder, capsys):
+    (folder / "consolidated.pt").write_bytes(b"x")
+    main(["doctor", str(folder), "--json"])
+    assert json.loads(capsys.readouterr().out)["files"]["not used"] == ["consolidated.pt"]
+
+
+def changed(folder, **keys):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | keys))
+
+
+def test_diff_of_a_model_and_its_copy(folder, tmp_path, capsys):
+    copy = golden.write_folder(golden.case("qwen3"), tmp_path / "copy")
+    assert main(["diff", str(folder), str(copy)]) == 0
+    assert "all 25 tensors bit for bit" in capsys.readouterr().out
+
+
+def test_diff_names_config_keys_that_differ(folder, tmp_path, capsys):
+    copy = golden.write_folder(golden.case("qwen3"), tmp_path / "copy")
+    changed(copy, rms_norm_eps=0.5)
+    assert main(["diff", str(folder), str(copy), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["config"] == {"rms_norm_eps": [1e-3, 0.5]}
+
+
+def test_diff_tells_how_far_a_dtype_rounds(folder, tmp_path, capsys):
+    main(["convert", str(folder), str(tmp_path / "bf16"), "--dtype", "bfloat16", "--json"])
+    capsys.readouterr()
+    assert main(["diff", str(folder), str(tmp_path / "bf16"), "--json"]) == 1
+    written = json.loads(capsys.readouterr().out)
+    assert len(written["different"]) == 25
+    assert all(0 < each["relative"] < 2**-8 for each in written["different"])
 
 
 def test_convert_dry_run_names_every_tensor_and_writes_nothing(folder, tmp_path, capsys):

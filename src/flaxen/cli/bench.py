@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 
 from flaxen.cli.options import Count, Json, Loading, Source, about
-from flaxen.cli.output import print_json, print_out, progress_bar, remark
+from flaxen.cli.output import print_json, print_out, remark
 
 if TYPE_CHECKING:
     from flaxen.model import Model
@@ -32,8 +32,7 @@ def bench(
     from flaxen.show import human_bytes, peak_memory, table
 
     start = time.perf_counter()
-    with progress_bar("Loading") as progress:
-        loaded = loading.load(model, progress=progress)
+    loaded = loading.load(model)
     load_seconds = time.perf_counter() - start
     rows = []
     for size in batch or (1, 8):

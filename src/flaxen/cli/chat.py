@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from flaxen.cli.answer import Answer, answer
 from flaxen.cli.options import Count, Loading, Sampling, Source, about
-from flaxen.cli.output import progress_bar, remark, write_now
+from flaxen.cli.output import remark, write_now
 from flaxen.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -35,8 +35,7 @@ def chat(
     tok = flaxen.tokenizer(model)
     if tok.chat_template is None:
         raise InputError("This model has no chat template; use `flaxen generate --raw`.")
-    with progress_bar("Loading") as progress:
-        loaded = loading.load(model, progress=progress)
+    loaded = loading.load(model)
     options = {"max_tokens": max_tokens, "stop": stop or (), "sampling": sampling.given()}
     remark(HELP)
     converse(Conversation(loaded, tok, options, system_prompt), read=input)

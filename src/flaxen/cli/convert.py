@@ -1,57 +1,107 @@
-"""`flaxen convert`: any checkpoint to a Hugging Face folder."""
+"""`flaxen convert`: any checkpoint to a Hugging Face folder or a GGUF file, never loaded whole."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-from flaxen.cli.options import Json, Loading, Source, about
-from flaxen.cli.output import print_json, print_out, progress_bar
+from flaxen.cli.options import Json, Source, about
+from flaxen.cli.output import print_json, print_out
 from flaxen.core.errors import InputError
+from flaxen.core.progress import reporting
 
 if TYPE_CHECKING:
-    from flaxen.model import Model
+    from flaxen.convert.formats.checkpoint import Checkpoint
+    from flaxen.convert.lazy import LazyTensor
+    from flaxen.fit import Fit
+
+QUANTIZE = {"fp8": "folder", "q8_0": "gguf"}
+"""What `--quantize` offers, and the kind of target that can hold it."""
 
 
 def convert(
     source: Source,
-    folder: Annotated[str, about("The folder to write.")],
+    target: Annotated[str, about("The folder or .gguf file to write.")],
     *,
     dtype: Annotated[str | None, about("float32, bfloat16, ...; default: as stored.")] = None,
+    quantize: Annotated[str | None, about("fp8 (folders) or q8_0 (.gguf).")] = None,
     max_shard_size: Annotated[str, about("Files no larger than this, if tensors allow.")] = "5GB",
     dry_run: Annotated[
         bool, about("Print which tensor becomes which weight, write nothing.")
     ] = False,
-    overwrite: Annotated[bool, about("Replace a model that is in the folder.")] = False,
+    overwrite: Annotated[bool, about("Replace a model that is there.")] = False,
     json: Json = False,
 ) -> None:
-    """Write a checkpoint as a Hugging Face folder."""
+    """Write a checkpoint as a Hugging Face folder or, to a name ending in .gguf, as a GGUF file.
+
+    Tensors are read, converted and written chunk by chunk, so a model far larger than the memory
+    can be converted.
+    """
+    from flaxen.convert.dtypes import float_dtype
+    from flaxen.convert.formats.checkpoint import open_checkpoint
+    from flaxen.fit import fit
+
+    kind = "gguf" if target.endswith(".gguf") else "folder"
+    if quantize is not None and QUANTIZE.get(quantize) != kind:
+        offered = ", ".join(name for name, where in QUANTIZE.items() if where == kind)
+        raise InputError(f"--quantize {quantize} is not for a {kind}; for it there is {offered}.")
+    wanted = float_dtype(dtype)
+    if not dry_run:
+        _refuse_to_replace(Path(target), overwrite)
+    checkpoint = open_checkpoint(source)
+    found = fit(checkpoint)
     if dry_run:
-        return _relation(source, dtype, json)
-    if (Path(folder) / "config.json").exists() and not overwrite:
-        raise InputError(f"{folder!r} holds a model; add --overwrite to replace it.")
-    import flaxen
+        return _relation(found, json)
+    found.report.raise_if_bad()
+    tensors = found.tensors()
+    with reporting(True, "Writing", sum(t.nbytes for t in tensors.values())) as progress:
+        _write_folder(tensors, checkpoint, target, wanted, max_shard_size, progress)
+    if kind == "folder" and source.endswith(".gguf"):
+        import flaxen
 
-    with progress_bar("Loading") as progress:
-        model = Loading(dtype=dtype).load(source, progress=progress)
-    # A folder's tokenizer files are copied; a GGUF file has its tokenizer inside.
-    tok = flaxen.tokenizer(source) if source.endswith(".gguf") else None
-    with progress_bar("Saving") as progress:
-        model.save(folder, max_shard_size=max_shard_size, tokenizer=tok, progress=progress)
-    return _summary(model, folder, json)
+        # A folder's tokenizer files are copied; a GGUF file has its tokenizer inside.
+        flaxen.tokenizer(source).save_pretrained(target)
+    return _summary(tensors, target, json)
 
 
-def _relation(source: str, dtype: str | None, json: bool) -> None:
-    from flaxen.convert.relation import relate
-    from flaxen.families import find
+def _refuse_to_replace(target: Path, overwrite: bool) -> None:
+    if not overwrite and (target.is_file() or (target / "config.json").exists()):
+        raise InputError(f"{str(target)!r} holds a model; add --overwrite to replace it.")
+
+
+def _write_folder(
+    tensors: Mapping[str, LazyTensor],
+    checkpoint: Checkpoint,
+    target: str,
+    dtype: Any,
+    max_shard_size: str,
+    progress: Any,
+) -> None:
+    from flaxen.convert.save import write_checkpoint
+    from flaxen.families.config import both_spellings
+
+    write_checkpoint(
+        tensors,
+        target,
+        config=both_spellings(checkpoint.config),
+        generation_config=checkpoint.generation_config,
+        copy_from=checkpoint.folder,
+        max_shard_size=max_shard_size,
+        dtype=dtype,
+        progress=progress,
+    )
+
+
+def _relation(found: Fit, json: bool) -> None:
     from flaxen.show import human_bytes, table
 
-    model = Loading(dtype=dtype).load(source, abstract=True, scan_layers=False)
-    rows = list(relate(model.module, find(model.config.model_type).names).table())
+    rows = [row for row in found.relation.table() if row.path in found.weights]
     if json:
         return print_json([row._asdict() for row in rows])
     printed = (
-        (row.path, _together(row.names), row.layout, human_bytes(row.nbytes)) for row in rows
+        (row.path, _together(row.names), row.layout, human_bytes(found.weights[row.path].nbytes))
+        for row in rows
     )
     return print_out(table(["weight", "tensors", "layout", "bytes"], printed))
 
@@ -60,11 +110,14 @@ def _together(names: tuple[str, ...]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]} ({len(names)})"
 
 
-def _summary(model: Model, folder: str, json: bool) -> None:
-    from flaxen.show import human_bytes, parts, table, totals
+def _summary(tensors: Mapping[str, LazyTensor], target: str, json: bool) -> None:
+    from flaxen.show import human_bytes, table
 
-    files = {file.name: file.stat().st_size for file in sorted(Path(folder).iterdir())}
+    here = Path(target)
+    written = sorted(here.iterdir()) if here.is_dir() else [here]
+    files = {file.name: file.stat().st_size for file in written}
     if json:
-        return print_json({"folder": folder, "files": files, **totals(parts(model.module))})
+        parameters = sum(t.size for t in tensors.values())
+        return print_json({"target": target, "files": files, "parameters": parameters})
     rows = ((name, human_bytes(size)) for name, size in files.items())
-    return print_out(table(["file", "size"], rows, title=folder))
+    return print_out(table(["file", "size"], rows, title=target))

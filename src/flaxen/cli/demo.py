@@ -11,7 +11,7 @@ import numpy as np
 
 from flaxen.cli.answer import answer
 from flaxen.cli.options import Count, Source, about, enough_cpu_devices
-from flaxen.cli.output import print_out, progress_bar, write_now
+from flaxen.cli.output import print_out, write_now
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -48,8 +48,7 @@ def _load(source: str, rows: dict[str, Any]) -> tuple[Model, PreTrainedTokenizer
 
     _heading(f"Loading {source}")
     start = time.perf_counter()
-    with progress_bar("Loading") as progress:
-        loaded = flaxen.load(source, dtype="float32", progress=progress)
+    loaded = flaxen.load(source, dtype="float32")
     rows["load"] = f"{time.perf_counter() - start:.1f} s"
     return loaded, flaxen.tokenizer(source)
 

@@ -11,9 +11,12 @@ from flaxen import __version__
 from flaxen.cli.options import Count, Json, Loading, Source, about, enough_cpu_devices
 from flaxen.cli.output import print_json, print_out
 from flaxen.cli.show import planned
+from flaxen.core.errors import FlaxenError
 
 if TYPE_CHECKING:
     from flaxen.model import Model
+
+TITLES = {"memory": "memory on a device"}
 
 PACKAGES = ("jax", "jaxlib", "numpy", "transformers", "safetensors", "ml_dtypes")
 
@@ -22,28 +25,52 @@ def doctor(
     model: Source,
     *,
     length: Annotated[Count, about("Tokens of context that should fit too.")] = 2048,
+    read: Annotated[bool, about("Read every value: NaN, infinity, constant weights.")] = False,
     loading: Loading = Loading(),
     json: Json = False,
 ) -> int:
     """Tell whether a model loads, is understood in full, and fits.
 
-    Only headers are read. The exit status is 1 if something is missing or does not fit.
+    Only headers are read, unless --read asks for every value. The exit status is 1 if something is
+    missing, does not go together or does not fit.
     """
+    from flaxen.cli import checkup
+    from flaxen.convert.formats.checkpoint import open_checkpoint
+
     enough_cpu_devices(loading.mesh)
-    options = {"abstract": True, "strict": False, "scan_layers": False}
-    abstract = Loading(dtype=loading.dtype).load(model, **options)
-    assert abstract.loading is not None
+    checkpoint = open_checkpoint(model)
+    about, problems = checkup.tokenizer(model, checkpoint.config)
     found = {
         "environment": environment(),
-        "checkpoint": dataclasses.asdict(abstract.loading),
-        "memory": memory(abstract, loading, length),
+        "files": checkup.files(checkpoint),
+        "tokenizer": about,
+        **_loaded(model, loading, length, problems),
     }
-    problems = problems_in(found)
+    if read:
+        problems += checkup.values(checkpoint)
     if json:
         print_json({**found, "problems": problems})
     else:
         _print(found, problems)
     return int(bool(problems))
+
+
+def _loaded(model: str, loading: Loading, length: int, problems: list[str]) -> dict[str, Any]:
+    """How the checkpoint fits its model, and that the memory; what is wrong joins `problems`."""
+    options = {"abstract": True, "strict": False, "scan_layers": False}
+    options["ignore_mismatched_sizes"] = True
+    try:
+        abstract = Loading(dtype=loading.dtype).load(model, **options)
+    except FlaxenError as error:
+        problems.append(str(error))
+        return {}
+    assert abstract.loading is not None
+    found = {
+        "checkpoint": dataclasses.asdict(abstract.loading),
+        "memory": memory(abstract, loading, length),
+    }
+    problems += problems_in(found)
+    return found
 
 
 def environment() -> dict[str, str]:
@@ -82,6 +109,7 @@ def problems_in(found: dict[str, Any]) -> list[str]:
         "missing": "tensors are missing",
         "mismatched": "tensors have another shape than the config says",
         "unexpected": "tensors belong to no part of the model",
+        "errors": "tensors cannot be made of those in the file",
         "untied": "tensors differ from those that the config ties them to",
         "unread": "config keys were not understood",
     }
@@ -92,25 +120,25 @@ def problems_in(found: dict[str, Any]) -> list[str]:
 
 
 def _print(found: dict[str, Any], problems: list[str]) -> None:
-    from flaxen.show import human_bytes, table
+    from flaxen.show import table
 
-    print_out(table(["environment", ""], found["environment"].items()))
-    print_out(table(["checkpoint", ""], _listed(found["checkpoint"])))
-    sizes = ((name.replace("_", " "), human_bytes(n)) for name, n in found["memory"].items())
-    print_out(table(["memory on a device", ""], sizes))
+    for name, facts in found.items():
+        print_out(table([TITLES.get(name, name), ""], _listed(facts, name == "memory")))
     for problem in problems:
         print_out(f"[bold red]✗[/] {problem}")
     if not problems:
         print_out("[bold green]✓[/] loads, is understood in full, and fits")
 
 
-def _listed(report: dict[str, Any]) -> list[tuple[str, str]]:
+def _listed(about: dict[str, Any], sizes: bool) -> list[tuple[str, str]]:
+    from flaxen.show import human_bytes
+
     rows = []
-    for name, value in report.items():
+    for name, value in about.items():
         if isinstance(value, dict):
             value = [f"{key}: {each}" for key, each in value.items()]
         elif not isinstance(value, list | tuple | set | frozenset):
-            value = [str(value)]
+            value = [human_bytes(value) if sizes else str(value)]
         shown = [str(each) for each in value]
         more = [f"... {len(shown) - 10} more"] if len(shown) > 10 else []
         rows.append((name.replace("_", " "), "\n".join([*shown[:10], *more]) or "none"))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from flaxen.cli.answer import answer
 from flaxen.cli.options import Count, Json, Loading, Sampling, Source, about
-from flaxen.cli.output import print_json, progress_bar, remark, write_now
+from flaxen.cli.output import print_json, remark, write_now
 from flaxen.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -53,8 +53,7 @@ def generate(
 
     tok = flaxen.tokenizer(model)
     ids = prompt_ids(tok, text, system_prompt, raw)
-    with progress_bar("Loading") as progress:
-        loaded = loading.load(model, progress=progress)
+    loaded = loading.load(model)
     found = answer(
         loaded,
         tok,

@@ -52,6 +52,7 @@ class Loading:
     mesh: Annotated[str | None, about("Devices by axis, for example fsdp=2,tp=4.")] = None
     plan: Annotated[str | None, about("Name of a sharding plan; default: auto.")] = None
     attention: Annotated[str, about("An attention mechanism's name, or auto.")] = "auto"
+    adapter: Annotated[str | None, about("A PEFT adapter folder to put on top.")] = None
 
     def load(self, source: str, **more: Any) -> Model:
         """Load a model as these options say."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 
@@ -36,29 +34,3 @@ def write_now(text: str) -> None:
     """Text on stdout at once."""
     sys.stdout.write(text)
     sys.stdout.flush()
-
-
-@contextmanager
-def progress_bar(title: str) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr that is told bytes as they arrive; nothing where stderr is no terminal."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TransferSpeedColumn,
-    )
-
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
-    )
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
-        task = bar.add_task(title, total=None)
-        yield lambda size: bar.advance(task, size)

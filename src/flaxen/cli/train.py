@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from flaxen.cli.options import Count, Json, Loading, Source, about
-from flaxen.cli.output import print_json, progress_bar, remark
+from flaxen.cli.output import print_json, remark
 from flaxen.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -102,8 +102,7 @@ def train(
         **given,
     )
     tok = flaxen.tokenizer(model)
-    with progress_bar("Loading") as progress:
-        loaded = loading.load(model, progress=progress)
+    loaded = loading.load(model)
     result = train(loaded, tok, data, config, eval_data=eval_data)
     if json:
         print_json(_told(result))

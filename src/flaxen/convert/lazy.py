@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import mmap
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import ml_dtypes
@@ -163,6 +163,17 @@ class LazyTensor:
         from flaxen.convert.views import Converted
 
         return self if np.dtype(dtype) == self.dtype else Converted(self, np.dtype(dtype))
+
+    def map(
+        self,
+        function: Callable[[np.ndarray], np.ndarray],
+        dtype: np.typing.DTypeLike | None = None,
+    ) -> LazyTensor:
+        """A function of each element, computed box by box; of the same dtype unless told."""
+        from flaxen.convert.views import Computed
+
+        kind = self.dtype if dtype is None else np.dtype(dtype)
+        return Computed(self.shape, kind, lambda box: function(self.read(box)))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.dtype}{list(self.shape)})"

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from flaxen.convert.lazy import LazyTensor, whole
 from flaxen.convert.relation import Relation, Row
 from flaxen.convert.report import Mismatch, Report
+from flaxen.convert.transforms import Applied, WeightTransform, transformed
 from flaxen.convert.views import CHUNK, slabs
+
+
+class Match(NamedTuple):
+    """Our weights by path, what did not fit, and what the names and layouts went through."""
+
+    weights: dict[str, LazyTensor]
+    report: Report
+    applied: Applied
+
 
 IGNORED = re.compile(r"(^|\.)(rotary_emb\.inv_freq|position_ids)$")
 """Buffers that old checkpoints hold and every model computes."""
@@ -19,11 +30,15 @@ IGNORED = re.compile(r"(^|\.)(rotary_emb\.inv_freq|position_ids)$")
 def match(
     relation: Relation,
     checkpoint: Mapping[str, LazyTensor],
+    transforms: Sequence[WeightTransform] = (),
+    *,
     tied: Mapping[str, str] | None = None,
+    config: Any = None,
     base_prefix: str = "model",
-) -> tuple[dict[str, LazyTensor], Report]:
-    """Our weights by path, and the report; a weight that does not fit is left out of the first.
+) -> Match:
+    """Which tensor is which weight; a weight that does not fit is left out.
 
+    transforms: what the names and layouts of the checkpoint go through first.
     tied: name of a tensor that the config says is shared -> the name it is kept under. Either may
     be in the file, or both if they are equal bit for bit.
     base_prefix: what a model with a head has before the names of the model without one; a
@@ -31,7 +46,11 @@ def match(
     """
     tied = tied or {}
     expected, report = relation.shapes(), Report()
-    found, report.unexpected = _named(checkpoint, {*expected, *tied}, base_prefix)
+    wanted = {**expected, **{target: expected[source] for target, source in tied.items()}}
+    view = transformed(checkpoint, transforms, wanted, config=config, base_prefix=base_prefix)
+    report.unexpected = [name for name in view.unexpected if not IGNORED.search(name)]
+    report.errors = dict(view.errors)
+    found = dict(view)
     for target, source in tied.items():
         head = found.pop(target, None)
         if head is not None and source in found and not equal(head, found[source]):
@@ -49,24 +68,8 @@ def match(
     ]
     bad = {*report.missing, *(m.name for m in report.mismatched)}
     whole_rows = (row for row in relation.rows if not bad.intersection(row.names))
-    return {p: t for row in whole_rows for p, t in _load(row, found).items()}, report
-
-
-def _named(
-    checkpoint: Mapping[str, LazyTensor], wanted: set[str], prefix: str
-) -> tuple[dict[str, LazyTensor], list[str]]:
-    """The tensors under the names that the model gives them, and the names it does not know."""
-    found: dict[str, LazyTensor] = {name: checkpoint[name] for name in checkpoint if name in wanted}
-    unexpected = []
-    for name in checkpoint:
-        if name in wanted or IGNORED.search(name):
-            continue
-        other = name[len(prefix) + 1 :] if name.startswith(f"{prefix}.") else f"{prefix}.{name}"
-        if other in wanted and other not in found:
-            found[other] = checkpoint[name]
-        else:
-            unexpected.append(name)
-    return found, unexpected
+    weights = {p: t for row in whole_rows for p, t in _load(row, found).items()}
+    return Match(weights, report, view.applied)
 
 
 def _load(row: Row, found: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:

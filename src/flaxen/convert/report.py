@@ -24,7 +24,8 @@ class Report:
 
     `tied` maps a tensor that is not kept to the one used in its place; `doubled` lists those that
     the file holds all the same, and saving writes again; `untied` holds such pairs that the config
-    declares equal although the file differs; `unread` are config keys nobody read;
+    declares equal although the file differs; `errors` maps a tensor that could not be made from
+    those of the file to the reason; `unread` are config keys nobody read;
     `replicated` says which axes a plan would cut but leaves whole, since they do not divide.
     """
 
@@ -34,20 +35,23 @@ class Report:
     tied: dict[str, str] = dataclasses.field(default_factory=dict)
     doubled: list[str] = dataclasses.field(default_factory=list)
     untied: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+    errors: dict[str, str] = dataclasses.field(default_factory=dict)
     unread: list[str] = dataclasses.field(default_factory=list)
     replicated: list[str] = dataclasses.field(default_factory=list)
     bytes_read: int = 0
     seconds: float = 0.0
 
-    def raise_if_bad(self, strict: bool = True) -> None:
-        """One error for all problems; if not `strict`, only for tensors of a wrong shape.
+    def raise_if_bad(self, strict: bool = True, ignore_mismatched_sizes: bool = False) -> None:
+        """One error for all problems; if not `strict`, only for those that no default mends.
 
         Raises:
             CheckpointError: with a table of what is missing, unexpected, misshapen or untied.
         """
         rows = list(self._rows())
         if not strict:
-            rows = [row for row in rows if row[0] == "mismatched"]
+            rows = [row for row in rows if row[0] in ("mismatched", "conversion")]
+        if ignore_mismatched_sizes:
+            rows = [row for row in rows if row[0] != "mismatched"]
         if rows:
             raise CheckpointError(
                 f"The checkpoint does not fit the model:\n{_table(rows)}\n"
@@ -74,6 +78,8 @@ class Report:
         for (found, expected), names in shapes.items():
             for name in fold(names):
                 yield "mismatched", name, f"found {list(found)}, expected {list(expected)}"
+        for name, reason in self.errors.items():
+            yield "conversion", name, reason
         for target, source in self.untied:
             yield "untied", target, f"differs from {source}, to which the config ties it"
 

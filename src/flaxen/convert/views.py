@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from flaxen.convert.lazy import Box, LazyTensor, Mapped, box_shape, shifted
 from flaxen.convert.reshaping import Reshape
+from flaxen.core.errors import CheckpointError
 
 CHUNK = 1 << 21
 """Bytes of a dtype conversion's intermediate copy."""
@@ -152,6 +153,38 @@ class Stacked(LazyTensor):
         return found and found._replace(array=found.array[None])
 
 
+class Padded(LazyTensor):
+    """The tensor in the first corner of a larger shape, and zeros."""
+
+    def __init__(self, parent: LazyTensor, shape: tuple[int, ...]):
+        self.parent, self.shape, self.dtype = parent, shape, parent.dtype
+
+    def fill(self, box: Box, out: np.ndarray) -> None:
+        ends = [min(s.stop, n) for s, n in zip(box, self.parent.shape, strict=True)]
+        inner = tuple(slice(s.start, max(s.start, end)) for s, end in zip(box, ends, strict=True))
+        have = box_shape(inner)
+        if have != out.shape:
+            out[...] = np.zeros((), self.dtype)
+        if 0 not in have:
+            self.parent.fill(inner, out[(*(slice(0, n) for n in have), ...)])
+
+    def mapped(self, box: Box) -> Mapped | None:
+        inside = all(s.stop <= n for s, n in zip(box, self.parent.shape, strict=True))
+        return self.parent.mapped(box) if inside else None
+
+
+class Computed(LazyTensor):
+    """Values that a function makes of the box that is asked for, such as scaled weights."""
+
+    def __init__(
+        self, shape: tuple[int, ...], dtype: np.dtype, compute: Callable[[Box], np.ndarray]
+    ):
+        self.shape, self.dtype, self.compute = shape, dtype, compute
+
+    def fill(self, box: Box, out: np.ndarray) -> None:
+        np.copyto(out, self.compute(box), casting="unsafe")
+
+
 def slabs(box: Box, itemsize: int, limit: int) -> Iterator[tuple[Box, Box]]:
     """Cut a box into (part, its place in the box), each of at most `limit` bytes or one element."""
     shape = box_shape(box)
@@ -173,7 +206,7 @@ def slabs(box: Box, itemsize: int, limit: int) -> Iterator[tuple[Box, Box]]:
 def _same(values) -> None:
     kinds = list(dict.fromkeys(values))
     if len(kinds) > 1:
-        raise ValueError(f"Cannot join tensors that differ: {kinds[0]} and {kinds[1]}.")
+        raise CheckpointError(f"Cannot join tensors that differ: {kinds[0]} and {kinds[1]}.")
 
 
 def _as_view(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray | None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from flaxen.convert.transforms import WeightTransform
 from flaxen.core.errors import ConfigError
 
 Names = Mapping[str, Any]
@@ -13,17 +14,26 @@ Names = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """`build(config)` gives the abstract model; `names` maps our path pieces to the file's."""
+    """`build(config)` gives the abstract model; `names` maps our path pieces to the file's.
+
+    `transforms` lead from other layouts that its checkpoints are found in to that of `names`.
+    """
 
     build: Callable[[Any], Any]
     names: Names
+    transforms: tuple[WeightTransform, ...] = ()
 
 
-def family(families: dict[str, Family], model_type: str, names: Names) -> Callable[[Any], Any]:
+def family(
+    families: dict[str, Family],
+    model_type: str,
+    names: Names,
+    transforms: Sequence[WeightTransform] = (),
+) -> Callable[[Any], Any]:
     """Decorator: the function builds this model type."""
 
     def add(build: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        families[model_type] = Family(build, names)
+        families[model_type] = Family(build, names, tuple(transforms))
         return build
 
     return add

@@ -6,6 +6,7 @@ end stays a list.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -65,6 +66,11 @@ def unfold(layers: Folded | list[Any], pick: Callable[[Any, int], Any]) -> list[
         for block in layers.body
     ]
     return flat + list(layers.tail)
+
+
+def folded(decoder: Any, stack: Callable[[list[Any]], Any]) -> Any:
+    """The decoder with equal layers stacked."""
+    return dataclasses.replace(decoder, layers=fold(decoder.layers, stack))
 
 
 def stack_params(params: list[Param]) -> Param:

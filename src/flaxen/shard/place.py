@@ -12,8 +12,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from flaxen.core.errors import PlanError, did_you_mean
 from flaxen.core.tree import Param, is_param, paths
-from flaxen.shard.mesh import MESH_AXES
-from flaxen.shard.plan import Plan, Rules
+from flaxen.shard.mesh import MESH_AXES, make_mesh
+from flaxen.shard.plan import Plan, Rules, plan_named
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,3 +92,13 @@ class Placement:
                     del free[mesh_axis]
             spec.append(tuple(taken) if len(taken) > 1 else taken[0] if taken else None)
         return PartitionSpec(*spec)
+
+
+def placement_on(mesh: Any, plan: str | Plan | None = None) -> Placement | None:
+    """A plan on a mesh, each by name or as an object; without a mesh, nothing is placed.
+
+    Raises:
+        PlanError: no such plan, or not the devices for the mesh.
+    """
+    wanted = plan_named(plan)
+    return None if mesh is None else Placement(make_mesh(mesh), wanted)

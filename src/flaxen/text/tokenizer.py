@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 
+VOCABULARIES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
+"""Of a folder without any of these, transformers makes a tokenizer of no words."""
+
+
 def tokenizer(path: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
     """The tokenizer of a Hugging Face folder, a hub id or a `.gguf` file.
 
@@ -24,6 +28,10 @@ def tokenizer(path: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
     if not here.exists() and (here.suffix or os.fspath(path).count("/") != 1):
         raise CheckpointError(
             f"{os.fspath(path)!r} is no file or folder here, and no hub id (org/name)."
+        )
+    if here.is_dir() and not any((here / name).is_file() for name in VOCABULARIES):
+        raise CheckpointError(
+            f"{here} holds no tokenizer: none of {', '.join(VOCABULARIES)} is there."
         )
     hf = transformers()
     if os.fspath(path).endswith(".gguf"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,9 @@ NO_JSON = (ValueError, RecursionError)
 class Checkpoint(Mapping[str, LazyTensor]):
     """Tensors by hub name.
 
-    `config` and `generation_config` are what stands in the files of those names; `metadata` is the
-    format's own; `counter` counts the bytes that every tensor reads; `close` lets go of the files.
+    `config` and `generation_config` are what stands in the files of those names; `format` says in
+    what the weights are stored, `files` where; `metadata` is the format's own; `counter` counts the
+    bytes that every tensor reads; `close` lets go of the files.
     """
 
     def __init__(
@@ -29,6 +30,8 @@ class Checkpoint(Mapping[str, LazyTensor]):
         config: dict[str, Any] | None = None,
         generation_config: dict[str, Any] | None = None,
         folder: Path | None = None,
+        format: str = "",
+        files: Iterable[str | Path] = (),
         metadata: Mapping[str, Any] | None = None,
         close: Callable[[], None] = lambda: None,
     ):
@@ -37,6 +40,8 @@ class Checkpoint(Mapping[str, LazyTensor]):
         self.config = config or {}
         self.generation_config = generation_config
         self.folder = folder
+        self.format = format
+        self.files = [str(file) for file in files]
         self.metadata = dict(metadata or {})
         self.close = close
 

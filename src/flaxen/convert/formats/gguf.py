@@ -50,6 +50,8 @@ def open_gguf(path: str | Path) -> Checkpoint:
         counter=counter,
         config=about.config(tensors["model.embed_tokens.weight"].dtype.name),
         generation_config=about.generation_config(),
+        format="gguf",
+        files=[file.path],
         metadata=file.metadata,
     )
 

@@ -88,6 +88,8 @@ def open_safetensors(path: Path) -> Checkpoint:
         config=config,
         generation_config=generation,
         folder=folder,
+        format="safetensors",
+        files=shards,
         metadata=metadata,
         close=files.close,
     )

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flaxen.convert.lazy import LazyTensor
+from flaxen.core.errors import CheckpointError
 
 Tensors = dict[str, LazyTensor | list[LazyTensor]]
 """Pattern -> its tensor, or the tensors of all keys that it matched in natural order."""
@@ -46,3 +47,48 @@ class ConversionOps:
     def reverse_op(self) -> ConversionOps:
         """The operation that undoes this one."""
         raise NotImplementedError
+
+    def __repr__(self) -> str:
+        settings = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+        return f"{type(self).__name__}({settings})"
+
+    def _undefined(self, expected: str, found: Sequence[str]) -> CheckpointError:
+        return CheckpointError(
+            f"Undefined Operation encountered! {type(self).__name__} takes {expected}, "
+            f"but found {list(found)}."
+        )
+
+    def _only(self, input_dict: Tensors) -> LazyTensor:
+        """The one tensor under the one pattern."""
+        if len(input_dict) != 1:
+            raise self._undefined("the tensor of one source pattern", list(input_dict))
+        return self._single(*next(iter(input_dict.items())))
+
+    def _single(self, pattern: str, value: LazyTensor | list[LazyTensor]) -> LazyTensor:
+        """The one tensor under a pattern, alone or in a list."""
+        tensors = as_list(value)
+        if len(tensors) != 1:
+            raise CheckpointError(
+                f"{type(self).__name__} expects a single tensor per key. "
+                f"Found {len(tensors)} under {pattern!r}."
+            )
+        return tensors[0]
+
+    def _axis(self, tensor: LazyTensor, dim: int, ndim: int | None = None) -> int:
+        """The axis that `dim` names, counted from the front."""
+        ndim = tensor.ndim if ndim is None else ndim
+        if not -ndim <= dim < ndim:
+            raise CheckpointError(
+                f"{type(self).__name__} works on dimension {dim}, "
+                f"but found a tensor of shape {tensor.shape}."
+            )
+        return dim % ndim
+
+
+def as_list(value: LazyTensor | list[LazyTensor]) -> list[LazyTensor]:
+    return value if isinstance(value, list) else [value]
+
+
+def key_of_one(source_patterns: Sequence[str], target_patterns: Sequence[str]) -> str:
+    """Where a changed tensor goes: under the target, or where it was if its targets come later."""
+    return (target_patterns if len(target_patterns) == 1 else source_patterns)[0]

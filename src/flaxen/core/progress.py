@@ -1,0 +1,60 @@
+"""A bar for work that takes a while, in bytes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+Progress = bool | Callable[[int], None]
+"""True for a bar on stderr, False for none, or a function that is told bytes as they arrive."""
+
+PATIENCE = 1.0
+"""Seconds of work before a bar appears: what is over at once shows none."""
+
+
+@contextmanager
+def reporting(
+    progress: Progress, title: str, total: int | None = None
+) -> Iterator[Callable[[int], None] | None]:
+    """What to tell the bytes to; a bar is drawn on a terminal or in a notebook only."""
+    if callable(progress) or not progress:
+        yield progress or None
+        return
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not (console.is_terminal or console.is_jupyter):
+        yield None
+        return
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+    )
+    task, start, shown = bar.add_task(title, total=total), time.monotonic(), False
+
+    def advance(nbytes: int) -> None:
+        nonlocal shown
+        bar.advance(task, nbytes)
+        if not shown and time.monotonic() - start > PATIENCE:
+            shown = True
+            bar.start()
+
+    try:
+        yield advance
+    finally:
+        bar.stop()

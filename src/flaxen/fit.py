@@ -1,0 +1,103 @@
+"""Fit a checkpoint to the abstract model of its config; no weight is read."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+from flaxen.convert.formats.checkpoint import Checkpoint
+from flaxen.convert.lazy import LazyTensor
+from flaxen.convert.load import match
+from flaxen.convert.relation import Relation, relate
+from flaxen.convert.report import Report
+from flaxen.convert.transforms import LEGACY, Applied, WeightTransform, renamings, transforms_of
+from flaxen.core.errors import CheckpointError, ConfigError
+from flaxen.families.config import abstract_module, hf_config
+from flaxen.families.family import Family
+
+
+@dataclasses.dataclass(frozen=True)
+class Fit:
+    """A checkpoint beside the model that its config describes.
+
+    `module` is abstract; `weights` holds lazy tensors by path, without those that do not fit;
+    `applied` is what the names and layouts of the file went through on the way.
+    """
+
+    module: Any
+    relation: Relation
+    weights: dict[str, LazyTensor]
+    report: Report
+    applied: Applied
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """Under which name each of our weights stands in the file: the first, if stacked."""
+        return {row.path: row.names[0] for row in self.relation.table()}
+
+    def tensors(self) -> dict[str, LazyTensor]:
+        """The checkpoint as the model would save it: under the hub's names and layouts."""
+        return hub_layout(self.relation, self.weights, self.report)
+
+
+def fit(checkpoint: Checkpoint, key_mapping: Mapping[str, str] | None = None) -> Fit:
+    """Find out which tensor is which weight.
+
+    Raises:
+        ConfigError: the config is of no family here, or says what the family does not handle.
+        CheckpointError: a `key_mapping` that cannot be applied.
+    """
+    config = hf_config(checkpoint.config)
+    module, family, reading = abstract_module(config)
+    relation = relate(module, family.names)
+    weights, report, applied = match(
+        relation,
+        checkpoint,
+        _transforms(checkpoint, family, key_mapping),
+        tied=_tied(module, relation),
+        config=config,
+    )
+    report = dataclasses.replace(report, unread=list(reading.unread()))
+    return Fit(module, relation, weights, report, applied)
+
+
+def hub_layout(
+    relation: Relation, weights: Mapping[str, LazyTensor], report: Report
+) -> dict[str, LazyTensor]:
+    """A model's weights under the hub's names, with the tied ones that its file held as well."""
+    out = relation.save(weights)
+    for target in report.doubled:
+        out[target] = out[report.tied[target]]
+    return out
+
+
+def _transforms(
+    checkpoint: Checkpoint, family: Family, key_mapping: Mapping[str, str] | None
+) -> list[WeightTransform]:
+    """The user's renamings, what is registered for the class or model type, the family's, and what
+    everything was once called.
+    """
+    for name in (key_mapping or {}).values():
+        if re.search(r"\\[2-9]", name):
+            raise CheckpointError(
+                f"key_mapping: {name!r} asks for more than \\1; a pattern may have one group."
+            )
+    try:
+        mine = renamings(key_mapping or {})
+    except ConfigError as error:
+        raise CheckpointError(f"key_mapping: {error}") from error
+    config = checkpoint.config
+    class_name = next(iter(config.get("architectures") or []), "")
+    registered = transforms_of([("", class_name, config.get("model_type"))])
+    return [*mine, *registered, *family.transforms, *LEGACY]
+
+
+def _tied(module: Any, relation: Relation) -> dict[str, str]:
+    """Hub names of weights that share another's tensor: a head tied to the embeddings."""
+    if module.lm_head is not None:
+        return {}
+    row = next(row for row in relation.table() if row.path == "embed_tokens.weight")
+    return {"lm_head.weight": row.names[0]}
