@@ -23,6 +23,7 @@ help:
 	@echo 'make kills   50 saves, each killed at a random moment'
 	@echo 'make demo    a real model from file to answer, fine-tuning and back'
 	@echo 'make bench   side by side with Transformers on torch'
+	@echo 'make bench-load   the part about loading: 13 GB of files in .cache'
 	@echo 'make docs    the documentation, in site/'
 	@echo 'make clean   removes environments, caches and results'
 
@@ -59,6 +60,9 @@ $(SMOLLM2): | venv
 
 bench: venv $(TORCH_STAMP)
 	$(BIN)/python bench/run.py --torch $(TORCH_VENV)/bin/python
+	$(BIN)/python bench/load.py --torch $(TORCH_VENV)/bin/python
+
+bench-load: venv $(TORCH_STAMP)
 	$(BIN)/python bench/load.py --torch $(TORCH_VENV)/bin/python
 
 $(TORCH_STAMP):
