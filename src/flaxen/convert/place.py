@@ -36,19 +36,16 @@ _SYSTEM = ctypes.CDLL(None)
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE
 
 
-class Part(NamedTuple):
-    """One box of a tensor in host memory, and the devices that want it."""
-
-    values: np.ndarray
-    devices: list[Any]
+Bounds = tuple[tuple[int, int], ...]
+"""Start and stop along each axis: a box that can be a key."""
 
 
 class Pending(NamedTuple):
-    """A tensor whose parts are being read."""
+    """A tensor whose parts, each one box of it in host memory, are being read."""
 
     shape: tuple[int, ...]
     sharding: Sharding
-    parts: list[Part]
+    parts: dict[Bounds, np.ndarray]
     reads: list[tuple[Future[None], int]]
     nbytes: int
 
@@ -99,7 +96,7 @@ def _cast(tensor: LazyTensor, dtype: Any) -> LazyTensor:
 
 
 def _start(pool: ThreadPoolExecutor, tensor: LazyTensor, sharding: Sharding) -> Pending:
-    parts, reads = [], []
+    parts, reads = {}, []
     for box, devices in boxes(sharding, tensor.shape):
         values = tensor.view(box) if devices[0].platform == "cpu" else None
         if values is None:
@@ -107,7 +104,7 @@ def _start(pool: ThreadPoolExecutor, tensor: LazyTensor, sharding: Sharding) -> 
             for slab, inside in slabs(box, tensor.dtype.itemsize, SLAB):
                 target = values[(*inside, ...)]
                 reads.append((pool.submit(_read, tensor, slab, target), target.nbytes))
-        parts.append(Part(values, devices))
+        parts[bounds(box)] = values
     fresh = sum(nbytes for _, nbytes in reads)
     return Pending(tensor.shape, sharding, parts, reads, fresh)
 
@@ -130,12 +127,15 @@ def _provide(target: np.ndarray) -> None:
 
 def boxes(sharding: Sharding, shape: tuple[int, ...]) -> Iterator[tuple[Box, list[Any]]]:
     """Each different box that devices of this process hold, and those devices."""
-    found: dict[tuple[tuple[int, int], ...], list[Any]] = {}
+    found: dict[Bounds, list[Any]] = {}
     for device, index in sharding.addressable_devices_indices_map(shape).items():
-        box = concrete(index or (), shape)
-        found.setdefault(tuple((s.start, s.stop) for s in box), []).append(device)
-    for bounds, devices in found.items():
-        yield tuple(slice(*pair) for pair in bounds), devices
+        found.setdefault(bounds(concrete(index or (), shape)), []).append(device)
+    for pairs, devices in found.items():
+        yield tuple(slice(*pair) for pair in pairs), devices
+
+
+def bounds(box: Box) -> Bounds:
+    return tuple((s.start, s.stop) for s in box)
 
 
 def _finish(pending: Pending, progress: Callable[[int], None] | None) -> jax.Array:
@@ -143,11 +143,13 @@ def _finish(pending: Pending, progress: Callable[[int], None] | None) -> jax.Arr
         future.result()
         if progress is not None:
             progress(nbytes)
-    values = [part.values for part in pending.parts for _ in part.devices]
-    devices = [device for part in pending.parts for device in part.devices]
-    pieces = jax.device_put(values, devices, may_alias=True)
     if progress is not None and not pending.reads:
-        progress(sum(part.values.nbytes for part in pending.parts))
-    array = jax.make_array_from_single_device_arrays(pending.shape, pending.sharding, pieces)
+        progress(sum(values.nbytes for values in pending.parts.values()))
+
+    def part(index: tuple[slice, ...] | None) -> np.ndarray:
+        return pending.parts[bounds(concrete(index or (), pending.shape))]
+
+    # All devices at once: on CPU the array takes the memory as it is.
+    array = jax.make_array_from_callback(pending.shape, pending.sharding, part)
     # On an accelerator the host buffer must be gone before more are filled.
     return array.block_until_ready()
