@@ -14,6 +14,7 @@ from flaxen.convert.lazy import (
     Mapped,
     box_shape,
     concrete,
+    copy,
     shifted,
     whole,
 )
@@ -47,7 +48,7 @@ class ArrayTensor(LazyTensor):
             shared = _shared(box, where)
             if shared is not None:
                 target = out[(*_within(shared, box), ...)]
-                np.copyto(target, _host(data, _within(shared, where)))
+                copy(target, _host(data, _within(shared, where)))
                 filled += target.size
         return filled
 

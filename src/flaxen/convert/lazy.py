@@ -59,6 +59,20 @@ def aligned_empty(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
     return raw[start : start + nbytes].view(dtype).reshape(shape)
 
 
+def copy(out: np.ndarray, source: np.ndarray) -> None:
+    """Copy between arrays of one shape and dtype; what is contiguous in both goes in one piece,
+    which NumPy by itself does element by element.
+    """
+    axis, run = out.ndim, out.itemsize
+    while axis and out.strides[axis - 1] == source.strides[axis - 1] == run:
+        axis -= 1
+        run *= out.shape[axis]
+    if 0 < axis < out.ndim and out.size:
+        shape, piece = (*out.shape[:axis], run // out.itemsize), np.dtype((np.void, run))
+        out, source = (a.reshape(shape, copy=False).view(piece) for a in (out, source))
+    np.copyto(out, source)
+
+
 def is_float(dtype: np.dtype) -> bool:
     """Whether a conversion to another float type may touch this dtype."""
     if dtype.kind != "V":

@@ -11,7 +11,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from flaxen.convert.lazy import Box, ByteCounter, LazyTensor, Mapped
+from flaxen.convert.lazy import Box, ByteCounter, LazyTensor, Mapped, copy
 from flaxen.convert.reshaping import single_run
 from flaxen.core.errors import CheckpointError
 
@@ -88,7 +88,7 @@ class FileTensor(LazyTensor):
             self.source.counter.add(out.nbytes)
             self.source.read_into(self.start + run[0] * self.dtype.itemsize, out)
         else:
-            np.copyto(out, self._array()[(*box, ...)])
+            copy(out, self._array()[(*box, ...)])
             self.source.window.add(out.nbytes)
 
     def mapped(self, box: Box) -> Mapped | None:
