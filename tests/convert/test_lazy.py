@@ -6,28 +6,13 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
+from counting import Source
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from flaxen.convert.arrays import ArrayTensor
-from flaxen.convert.lazy import Box, ByteCounter, LazyTensor, Mapped, concat, is_float, stack
+from flaxen.convert.lazy import Box, LazyTensor, concat, copy, is_float, stack
 from flaxen.convert.views import slabs
-
-
-class Source(LazyTensor):
-    """An array that counts what is read of it, with or without showing its memory."""
-
-    def __init__(self, array: np.ndarray, shows_memory: bool):
-        self.array, self.shape, self.dtype = array, array.shape, array.dtype
-        array.flags.writeable = False
-        self.counter, self.shows_memory = ByteCounter(), shows_memory
-
-    def fill(self, box: Box, out: np.ndarray) -> None:
-        self.counter.add(out.nbytes)
-        out[...] = self.array[box]
-
-    def mapped(self, box: Box) -> Mapped | None:
-        return Mapped(self.array[box], self.counter) if self.shows_memory else None
 
 
 def split(draw, size: int) -> list[int]:
@@ -204,3 +189,10 @@ def test_tensors_that_differ_do_not_join():
     with pytest.raises(ValueError, match="differ"):
         stack([a, b])
     assert concat([a, b], 1).shape == (2, 7)
+
+
+def test_a_large_transposed_copy_moves_every_element():
+    values = np.arange(600 * 701, dtype=np.float32).reshape(600, 701)
+    out = np.zeros((701, 600), np.float64)
+    copy(out, values.T)
+    np.testing.assert_array_equal(out, values.T)

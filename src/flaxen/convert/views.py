@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from flaxen.convert.lazy import Box, LazyTensor, Mapped, box_shape, shifted
+from flaxen.convert.lazy import Box, LazyTensor, Mapped, box_shape, copy, shifted
 from flaxen.convert.reshaping import Reshape
 from flaxen.core.errors import CheckpointError
 
@@ -64,7 +64,7 @@ class Reshaped(LazyTensor):
         found = self.mapped(box)
         if found is not None:
             found.counter.add(out.nbytes)
-            np.copyto(out, found.array)
+            copy(out, found.array)
             return
         for piece, place in self.plan.pieces(box):
             target = _as_view(out[(*place, ...)], box_shape(piece))
@@ -93,7 +93,7 @@ class Converted(LazyTensor):
             found = self.parent.mapped(box)
             if found is not None:
                 found.counter.add(found.array.nbytes)
-                np.copyto(out, found.array, casting="unsafe")
+                copy(out, found.array)
                 return
             source = self.parent.dtype
             buffer = np.empty(min(CHUNK, out.size * source.itemsize), np.uint8)
@@ -182,7 +182,7 @@ class Computed(LazyTensor):
         self.shape, self.dtype, self.compute = shape, dtype, compute
 
     def fill(self, box: Box, out: np.ndarray) -> None:
-        np.copyto(out, self.compute(box), casting="unsafe")
+        copy(out, self.compute(box))
 
 
 def slabs(box: Box, itemsize: int, limit: int) -> Iterator[tuple[Box, Box]]:

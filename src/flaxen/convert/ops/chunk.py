@@ -42,7 +42,7 @@ class Chunk(ConversionOps):
         dim = self._axis(tensor, self.dim)
         targets = self._targets(target_patterns, config)
         found = target_shapes(target_patterns, full_layer_name, shapes or {})
-        sizes = [shape[dim] for shape in found if shape is not None and dim < len(shape)]
+        sizes = [s[dim] for s in found if s is not None and len(s) == tensor.ndim]
         if len(sizes) != len(targets) or sum(sizes) != tensor.shape[dim]:
             sizes = equal_sizes(tensor.shape[dim], len(targets))
         return dict(zip(targets, cut(tensor, dim, sizes), strict=True))
