@@ -167,7 +167,7 @@ def table(rows: list[Way], results: dict[Way, list[dict[str, float]]]) -> str:
         loaded, touched = (statistics.median(r[k] for r in runs) for k in ("loaded", "touched"))
         ratios = [a["touched"] / b["touched"] for a, b in zip(runs, results[base], strict=True)]
         warm = max(r["cached"] for r in runs) if row.cold else min(r["cached"] for r in runs)
-        odd = f" ({warm:.0%} was cached)" if abs(warm - (not row.cold)) > 0.02 else ""
+        odd = f" ({warm:.0%} was cached)" if abs(warm - (not row.cold)) > 0.1 else ""
         lines.append(
             f"| {row.title}{odd} | {loaded:.2f} | {touched:.2f} | "
             f"**{statistics.median(ratios):.2f}** | {min(ratios):.2f}-{max(ratios):.2f} | "
@@ -188,10 +188,9 @@ def compare(kind: str, given: argparse.Namespace) -> str:
             results[row].append(measure(row, given.folder, given.torch))
             print(kind, turn + 1, row.title, f"{results[row][-1]['loaded']:.2f} s", flush=True)
     size = (given.folder / kind / "model.safetensors").stat().st_size / 1e9
-    title = (
-        "Dense (Llama)" if kind == "dense" else "Experts (Mixtral, 8 layers x 64, one tensor each)"
-    )
-    return f"{title}, {size:.2f} GB of bfloat16, {given.turns} turns:\n\n{table(rows, results)}\n"
+    titles = {"dense": "Dense (Llama)", "experts": "Experts (Mixtral, 8 layers of 64 experts)"}
+    about = f"{titles[kind]}, {size:.2f} GB of bfloat16, {given.turns} turns"
+    return f"{about}:\n\n{table(rows, results)}\n"
 
 
 def main() -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -40,6 +43,7 @@ def test_one_tensor_above_the_limit_leaves_no_shard_empty(tmp_path):
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
     held = {name: f for f in files for name in load_file(tmp_path / f)}
     assert all(load_file(tmp_path / f) for f in files)
+    assert all(open_checkpoint(tmp_path / f).metadata == {"format": "pt"} for f in files)
     assert index["weight_map"] == held and set(held) == set(tensors)
     assert list(index["weight_map"]) == sorted(held)
     assert index["metadata"] == {
@@ -148,3 +152,26 @@ def test_writing_asks_for_small_boxes_only(tmp_path, monkeypatch):
     write_checkpoint({"a": Watched()}, tmp_path)
     assert max(asked) <= 1000
     assert open_checkpoint(tmp_path)["a"].read().ravel().tolist() == list(range(50 * 77))
+
+
+SAVING = """
+import pathlib, sys
+sys.path.append(sys.argv[1])
+from killed_saves import Constant, write_checkpoint
+
+def memory(what):
+    return int(pathlib.Path("/proc/self/status").read_text().split(what)[1].split()[0]) << 10
+
+write_checkpoint({"w": Constant(1, 10)}, sys.argv[2])
+before = memory("VmRSS:")
+write_checkpoint({n: Constant(2, 8 << 10) for n in "abc"}, sys.argv[2])
+print(memory("VmHWM:") - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_writing_takes_a_chunk_of_memory(tmp_path):
+    """Three tensors of 32 MB, the memory of one chunk of 16 MB and little more."""
+    command = [sys.executable, "-c", SAVING, Path(__file__).parent.parent, tmp_path / "out"]
+    output = subprocess.run(command, check=True, capture_output=True, timeout=120)
+    assert int(output.stdout) <= (16 << 20) + (8 << 20)

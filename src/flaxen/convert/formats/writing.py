@@ -76,10 +76,11 @@ class Layout(NamedTuple):
         progress: Callable[[int], None] | None,
     ) -> int:
         """Write the values, or those of them that are `held`; gives the number of bytes."""
-        written = 0
+        written, largest = 0, max((tensors[name].nbytes for name in self.starts), default=0)
+        buffer = aligned_empty((min(CHUNK, largest),), np.dtype(np.uint8))
         with path.open("r+b", buffering=0) as file:
             for name, start in self.starts.items():
-                for at, data in _chunks(tensors[name], held and held[name]):
+                for at, data in _chunks(tensors[name], held and held[name], buffer):
                     _write(file.fileno(), data, start + at)
                     written += data.nbytes
                     if progress is not None:
@@ -93,10 +94,11 @@ def _alignment(nbytes: int) -> int:
     return min(nbytes & -nbytes, ALIGNMENT) if nbytes else ALIGNMENT
 
 
-def _chunks(tensor: LazyTensor, held: LazyTensor | None) -> Iterator[tuple[int, np.ndarray]]:
-    """Where bytes of a tensor stand in it, and those bytes, which the next ones overwrite."""
+def _chunks(
+    tensor: LazyTensor, held: LazyTensor | None, buffer: np.ndarray
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Where bytes of a tensor stand in it, and those bytes, in a buffer used again and again."""
     size, at = tensor.dtype.itemsize, 0
-    buffer = aligned_empty((min(CHUNK, tensor.nbytes),), np.dtype(np.uint8))
     for box, _ in slabs(whole(tensor.shape), size, CHUNK):
         shape = box_shape(box)
         data = buffer[: math.prod(shape) * size]
