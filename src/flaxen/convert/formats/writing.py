@@ -80,7 +80,7 @@ class Layout(NamedTuple):
         buffer = aligned_empty((min(CHUNK, largest),), np.dtype(np.uint8))
         with path.open("r+b", buffering=0) as file:
             for name, start in self.starts.items():
-                for at, data in _chunks(tensors[name], held and held[name], buffer):
+                for at, data in _chunks(tensors[name], held[name] if held else None, buffer):
                     _write(file.fileno(), data, start + at)
                     written += data.nbytes
                     if progress is not None:
