@@ -24,7 +24,8 @@ from flaxen.core.errors import FlaxenError
 def main(port: str, index: str, source: str, target: str, report: str) -> None:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(f"127.0.0.1:{port}", 2, int(index), initialization_timeout=60)
-    model = flaxen.load(source, mesh="fsdp=4,tp=2", scan_layers=True)
+    # Each process is one half of tp: what tp does not cut, both have.
+    model = flaxen.load(source, mesh="tp=2,fsdp=4", scan_layers=True)
     assert model.loading is not None
     boxes = sum(
         shard.data.nbytes
