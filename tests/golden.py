@@ -61,17 +61,31 @@ def cases() -> list[str]:
     return sorted(path.stem for path in (DATA / "golden").glob("*.json"))
 
 
+def about(name: str) -> dict[str, Any]:
+    """The JSON file of a case alone."""
+    return json.loads((DATA / "golden" / f"{name}.json").read_text())
+
+
 @functools.cache
 def case(name: str) -> Case:
     """Read a case and make its weights again."""
-    about = json.loads((DATA / "golden" / f"{name}.json").read_text())
+    description = about(name)
     with np.load(DATA / "golden" / f"{name}.npz") as file:
         arrays = {key: file[key] for key in file.files}
     weights = {
         key: arrays[f"weights/{key}"] if base is None else weight(key, shape, base, scale, dtype)
-        for key, shape, dtype, base, scale in about["tensors"]
+        for key, shape, dtype, base, scale in description["tensors"]
     }
-    return Case(name, about, arrays, weights)
+    return Case(name, description, arrays, weights)
+
+
+def by_path(case: Case, abstract: Any, names: Any) -> dict[str, np.ndarray]:
+    """The weights under our paths, in the order of our axes."""
+    from flaxen.convert.arrays import ArrayTensor
+    from flaxen.convert.relation import relate
+
+    tensors = {key: ArrayTensor(array) for key, array in case.weights.items()}
+    return {path: t.read() for path, t in relate(abstract, names).load(tensors).items()}
 
 
 def smollm2() -> dict[str, Any]:

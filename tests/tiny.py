@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,17 +45,15 @@ def model(name: str = "llama", mesh: str | None = None) -> Tiny:
     """A golden case, without its EOS ids."""
     case, plan = golden.case(name), abstract(name)
     family = find(case.about["model_type"])
-    names = sorted(family.names, key=len, reverse=True)
-    words = re.compile(rf"(?:^|(?<=\.))({'|'.join(map(re.escape, names))})(?=\.|$)")
+    weights = golden.by_path(case, plan, family.names)
     placement = None if mesh is None else Placement(make_mesh(mesh), plan_named("auto"))
 
     def leaf(path: str, p: Any) -> jax.Array:
-        array = case.weights[words.sub(lambda m: family.names[m[0]], path)].reshape(p.shape)
-        return jax.device_put(array, placement and placement.weight(p))
+        return jax.device_put(weights[path], placement and placement.weight(p))
 
     leaves = [leaf(path, p) for path, p in paths(plan, is_param).items()]
-    weights = jax.tree.unflatten(jax.tree.structure(plan, is_leaf=is_param), leaves)
-    return Tiny(weights, Runtime(placement=placement))
+    module = jax.tree.unflatten(jax.tree.structure(plan, is_leaf=is_param), leaves)
+    return Tiny(module, Runtime(placement=placement))
 
 
 def tokens(rows: int, length: int, seed: int = 0) -> np.ndarray:

@@ -9,11 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from golden import case
+from golden import by_path, case
 from safetensors.numpy import save_file
 from transformers import CONFIG_MAPPING
 
-from flaxen.convert.relation import relate
 from flaxen.core.tree import is_param, module, paths, static
 from flaxen.families import find
 from flaxen.families.family import Reading
@@ -54,12 +53,10 @@ def tiny(
     config = CONFIG_MAPPING[golden.about["model_type"]](**keys)
     family = find(golden.about["model_type"])
     abstract = family.build(Reading(config))
-    weights = {
-        row.path: golden.weights[row.names[0]] for row in relate(abstract, family.names).table()
-    }
+    weights = by_path(golden, abstract, family.names)
     params = paths(abstract, is_leaf=is_param)
     structure = jax.tree.structure(abstract, is_leaf=is_param)
-    leaves = [weights[path].reshape(param.shape) for path, param in params.items()]
+    leaves = [weights[path] for path in params]
     model = jax.tree.unflatten(structure, leaves)
     if folded:
         model = dataclasses.replace(model, layers=fold(model.layers, np.stack))

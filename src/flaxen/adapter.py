@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from flaxen.convert.formats.checkpoint import read_json
@@ -29,7 +30,7 @@ def base_of(path: str | Path) -> str | None:
         )
     # A relative path is seen from here, as PEFT does, or else from the adapter's folder.
     beside = about.parent / base
-    return str(beside) if not Path(base).exists() and beside.is_dir() else base
+    return str(beside) if not os.path.exists(base) and os.path.isdir(beside) else base
 
 
 def adapted(model: Model, folder: str | Path) -> Model:

@@ -59,6 +59,8 @@ def fit(checkpoint: Checkpoint, key_mapping: Mapping[str, str] | None = None) ->
         _transforms(checkpoint, family, key_mapping),
         tied=_tied(module, relation),
         config=config,
+        base_prefix=family.base_prefix,
+        buffers=family.buffers,
     )
     report = dataclasses.replace(report, unread=list(reading.unread()))
     return Fit(module, relation, weights, report, applied)

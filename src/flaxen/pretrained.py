@@ -42,6 +42,9 @@ def load(
     attention: str = "auto",
     key_mapping: Mapping[str, str] | None = None,
     adapter: str | Path | None = None,
+    revision: str | None = None,
+    token: str | None = None,
+    remote: bool = False,
     strict: bool = True,
     ignore_mismatched_sizes: bool = False,
     abstract: bool = False,
@@ -49,18 +52,23 @@ def load(
     remat: bool = False,
     progress: Progress = True,
 ) -> Model:
-    """Open a Hugging Face folder, a hub id, a .safetensors or a .gguf file as a Model.
+    """Open a Hugging Face folder, a hub id or a file of weights as a Model.
 
-    Each device reads the bytes of its own shards once. `dtype` converts floats (default: as
-    stored), all to one or by name: {"norm": "float32", "*": "bfloat16"}, the first that is found
-    in a tensor's name counts; `mesh` is for example "fsdp=2,tp=4" and `plan` says which axes it
-    cuts (default "auto"); `key_mapping` renames checkpoint keys first, {regex: replacement}, and
-    saving renames them back; `adapter` is a PEFT folder (a `path` that is one is loaded on top of
-    the model that it names); with `strict=False` missing weights are initialised and the rest is
-    reported in `.loading`; `ignore_mismatched_sizes` does so for tensors of another shape;
-    `abstract` reads no weight; `scan_layers` stacks equal layers into one compiled body (default:
-    off on CPU, where it costs speed, on elsewhere); `progress` is True for a bar on a terminal,
-    False, or a function that is called with bytes as they arrive.
+    Each device reads the bytes of its own shards once, and only those.
+
+    dtype: what floats become (default: as stored): one for all, or by name: {"norm": "float32",
+    "*": "bfloat16"}, the first that is found in a tensor's name counts.
+    mesh, plan: for example "fsdp=2,tp=4", and which axes it cuts (default "auto").
+    key_mapping: {regex: replacement} for keys of the checkpoint; saving renames them back.
+    adapter: a PEFT folder. A `path` that is one is loaded on top of the model that it names.
+    revision, token, remote: of a hub id: a branch, tag or commit; whose account; whether to read
+    weights where they are, without downloading files.
+    strict: False initialises missing weights and reports the rest in `.loading`;
+    ignore_mismatched_sizes does so for tensors of another shape.
+    abstract: read no weight.
+    scan_layers: stack equal layers into one compiled body (default: off on CPU, where it costs
+    speed, on elsewhere). remat: compute activations again in the backward pass.
+    progress: True for a bar on a terminal, False, or a function told bytes as they arrive.
 
     Raises:
         ConfigError, CheckpointError, PlanError: with all problems found, before anything is placed.
@@ -70,7 +78,7 @@ def load(
     runtime = Runtime(attention=known(attention), remat=remat, placement=placement)
     if adapter is None and (base := base_of(path)) is not None:
         path, adapter = base, path
-    checkpoint = open_checkpoint(path)
+    checkpoint = open_checkpoint(path, revision=revision, token=token, remote=remote)
     found = fit(checkpoint, key_mapping)
     report = dataclasses.replace(
         found.report, replicated=placement.all_uncut(found.module) if placement else []

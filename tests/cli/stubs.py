@@ -110,5 +110,5 @@ def set_stage(monkeypatch: pytest.MonkeyPatch, **given: Any) -> Stage:
     monkeypatch.setitem(sys.modules, "flaxen.text", text)
     monkeypatch.setitem(sys.modules, "flaxen.generate", types.SimpleNamespace(stream=stage.stream))
     monkeypatch.setitem(vars(flaxen), "load", stage.load)
-    monkeypatch.setitem(vars(flaxen), "tokenizer", lambda source: stage.tokenizer)
+    monkeypatch.setitem(vars(flaxen), "tokenizer", lambda source, **_: stage.tokenizer)
     return stage

@@ -45,7 +45,7 @@ def test_version(capsys: pytest.CaptureFixture[str]):
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> list[str]:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise error
 
     monkeypatch.setitem(vars(flaxen), "tokenizer", fail)

@@ -25,6 +25,7 @@ from gguf_files import (
 )
 
 from flaxen.convert.formats.gguf import open_gguf
+from flaxen.convert.formats.gguf_file import GgufFile
 from flaxen.core.errors import CheckpointError
 
 LLAMA = {
@@ -230,6 +231,40 @@ def test_a_damaged_head_is_refused_before_anything_is_allocated(tmp_path, at, ne
 )
 def test_what_cannot_be_followed_exactly_is_refused(tmp_path, arch, tensors, extra, match):
     refused(write(tmp_path / "a.gguf", arch, tensors, extra or (lambda writer: None)), match)
+
+
+@pytest.mark.parametrize(
+    "key, value, match",
+    [
+        ("split.count", [2, 2], "split.count is .*expected one value"),
+        ("split.count", "x", "one of x parts"),
+        ("llama.expert_count", [0, 0], "expert_count is .*expected one value"),
+        ("llama.attention.key_length", [8, 4], "key_length is .*expected one positive number"),
+        ("llama.attention.value_length", [8, 8], "value_length is .*expected one value"),
+        ("llama.feed_forward_length", ["a"], "expected one positive number"),
+        ("llama.rope.scaling.type", [1, 2], "expected one value"),
+        ("tokenizer.ggml.eos_token_id", [1, 2], "eos_token_id is .*expected one value"),
+        ("tokenizer.ggml.eot_token_id", "x", "eot_token_id is 'x'; expected the number"),
+        ("tokenizer.ggml.tokens", 5, "tokens is 5; expected a list"),
+        ("tokenizer.ggml.token_type", "x", "token_type is 'x'; expected a list"),
+    ],
+)
+def test_metadata_of_another_type_is_refused_by_its_key(tmp_path, monkeypatch, key, value, match):
+    path = write(tmp_path / "a.gguf", "llama")
+    found = np.array(value) if isinstance(value, list) and type(value[0]) is int else value
+    read = GgufFile.__init__
+
+    def told(self, path):
+        read(self, path)
+        self.metadata[key] = found
+
+    monkeypatch.setattr(GgufFile, "__init__", told)
+    refused(path, match)
+
+
+def test_a_file_that_was_split_and_merged_again_reads(tmp_path):
+    path = write(tmp_path / "a.gguf", "llama", extra=lambda w: w.add_uint16("split.count", 0))
+    assert "model.embed_tokens.weight" in open_gguf(path)
 
 
 def test_an_unknown_tensor_type_is_named(tmp_path):

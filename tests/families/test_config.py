@@ -112,6 +112,79 @@ def test_an_exported_config_is_read_alike_from_either_spelling():
     assert ropes[0] == ropes[1] == ropes[2]
 
 
+def experts(module):
+    return [hasattr(layer.mlp, "experts") for layer in module.layers]
+
+
+@pytest.mark.parametrize("kind", ["qwen2_moe", "qwen3_moe"])
+def test_dense_layers_among_mixtures(kind):
+    more = {"num_experts": 4, "moe_intermediate_size": 8, "num_experts_per_tok": 2}
+    assert experts(build(kind, **more)) == [True] * 3
+    assert experts(build(kind, mlp_only_layers=[0, 2], **more)) == [False, True, False]
+    assert experts(build(kind, decoder_sparse_step=2, **more)) == [False, True, False]
+    dense = build(kind, mlp_only_layers=[0], **more).layers[0].mlp
+    assert dense.up_proj.weight.shape == (48, 32)
+
+
+def test_weights_of_a_mixture_are_scaled_to_one_where_the_config_says_so():
+    more = {"num_experts": 4, "moe_intermediate_size": 8, "num_experts_per_tok": 2}
+    kinds = {
+        type(build("qwen3_moe", norm_topk_prob=on, **more).layers[0].mlp.gate).__name__
+        for on in (False, True)
+    }
+    assert kinds == {"Router", "NormalisedRouter"}
+
+
+@pytest.mark.parametrize("key, value", [("router_jitter_noise", 0.1)])
+def test_what_changes_a_mixture_in_training_is_refused(key, value):
+    with pytest.raises(ConfigError, match=key):
+        build("mixtral", **{key: value})
+
+
+def gpt2(**more):
+    sizes = {"vocab_size": 97, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+    return abstract_module(hf_config({"model_type": "gpt2", **sizes, **more}))[0]
+
+
+def test_gpt2_scales_scores_as_its_config_says():
+    scales = lambda **more: [layer.self_attn.scale for layer in gpt2(**more).layers]
+    assert scales() == [8**-0.5] * 2
+    assert scales(scale_attn_weights=False) == [1.0] * 2
+    assert scales(scale_attn_by_inverse_layer_idx=True) == [8**-0.5, 8**-0.5 / 2]
+
+
+def test_gpt2_inner_width():
+    assert gpt2().layers[0].mlp.up_proj.weight.shape == (128, 32)
+    assert gpt2(n_inner=40).layers[0].mlp.up_proj.weight.shape == (40, 32)
+
+
+def test_gpt2_without_a_decoder_is_refused():
+    with pytest.raises(ConfigError, match="add_cross_attention"):
+        gpt2(add_cross_attention=True)
+
+
+LONG = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 16}
+FACTORS = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+
+
+def test_phi3_turns_part_of_a_head_if_asked():
+    half = {k: v[:2] for k, v in FACTORS.items()}
+    module = build("phi3", rope_parameters={**LONG, **half, "partial_rotary_factor": 0.5})
+    assert module.layers[0].self_attn.rope.dim == 4
+
+
+@pytest.mark.parametrize(
+    "wrong, words",
+    [
+        ({"long_factor": [1.0] * 3}, "long_factor"),
+        ({"short_factor": [1.0, 1.0, 1.0, -1.0]}, "short_factor"),
+    ],
+)
+def test_longrope_factors_that_do_not_fit_are_refused(wrong, words):
+    with pytest.raises(ConfigError, match=words):
+        build("phi3", rope_parameters={**LONG, **FACTORS, **wrong})
+
+
 def test_an_unknown_family_names_the_nearest():
     with pytest.raises(ConfigError, match="No family for model_type 'lama'. Did you mean 'llama'"):
         hf_config({"model_type": "lama"})
@@ -162,6 +235,22 @@ def test_a_rotation_of_part_of_the_head_is_refused():
 def test_nan_in_a_config_is_refused():
     with pytest.raises(ConfigError, match="NaN for rms_norm_eps"):
         build(rms_norm_eps=float("nan"))
+
+
+@pytest.mark.parametrize("classes", [5, "LlamaForCausalLM", [["LlamaForCausalLM"]], [None]])
+def test_architectures_that_are_no_names_are_refused(classes):
+    with pytest.raises(ConfigError, match="architectures=.*expected a list of names"):
+        build(architectures=classes)
+
+
+def test_an_absurd_number_of_layers_is_refused():
+    with pytest.raises(ConfigError, match="num_hidden_layers=2000000000; expected at most"):
+        build(num_hidden_layers=2_000_000_000)
+
+
+def test_a_dtype_that_is_none_is_refused():
+    with pytest.raises(ConfigError, match="not usable"):
+        build(dtype=1e308)
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,10 @@ from flaxen.generate import generate, loop
 from flaxen.generate.settings import resolve
 from flaxen.models import causal
 
+ONE_MIXTURE = [name for name in cases() if name not in ("qwen2_moe", "qwen3_moe")]
 
-@pytest.mark.parametrize("name", cases())
+
+@pytest.mark.parametrize("name", ONE_MIXTURE)
 def test_greedy_tokens_are_those_of_transformers(name):
     a = case(name).arrays
     got = generate(tiny.model(name), a["gen_input_ids"], a["gen_attention_mask"], max_new_tokens=16)

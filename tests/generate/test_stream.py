@@ -8,6 +8,7 @@ from itertools import islice
 import numpy as np
 import pytest
 import tiny
+from golden import case
 
 from flaxen.core.errors import CacheError
 from flaxen.generate import generate, loop, stream
@@ -95,3 +96,25 @@ def test_the_next_step_is_on_its_way_before_a_token_is_given(monkeypatch):
     tokens = stream(tiny.script([3, 4, 5, 6]), [1], max_new_tokens=3)
     counts = [len(dispatched) for _ in tokens]
     assert counts == [1, 2, 2]  # none after the last
+
+
+def test_past_a_switch_of_the_rope_every_key_is_another():
+    """The longer of two prompts passes it; the other one has ended by then."""
+    a, model = case("phi3").arrays, tiny.model("phi3")
+    ids, mask = a["gen_input_ids"], a["gen_attention_mask"]
+    plain = a["gen_sequences"][:, ids.shape[1] :]
+    steps = np.stack(list(stream(model, ids, mask, max_new_tokens=16)), axis=1)
+    np.testing.assert_array_equal(steps, plain)
+    ended = {"eos_token_id": int(plain[1, 1]), "pad_token_id": 99, "max_new_tokens": 16}
+    got = generate(model, ids, mask, **ended)[:, ids.shape[1] :]
+    np.testing.assert_array_equal(list(stream(model, ids, mask, **ended)), got.T)
+    np.testing.assert_array_equal(got[0], plain[0][: got.shape[1]])
+    np.testing.assert_array_equal(got[1, 2:], 99)
+
+
+def test_a_cache_cannot_pass_a_switch_of_the_rope():
+    model = tiny.model("phi3")
+    first = stream(model, [[3, 4, 5]], max_new_tokens=2)
+    list(first)
+    with pytest.raises(CacheError, match="Past 16 tokens"):
+        stream(model, [[6]], cache=first.cache, max_new_tokens=20)

@@ -51,6 +51,34 @@ def test_yarn_sharpens_attention_unless_told_how_much():
     assert frequencies(**yarn, attention_factor=1.0)[1] == 1.0
 
 
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 2.0, 4.0, 8.0],
+    "long_factor": [10.0, 10.0, 10.0, 10.0],
+    "original_max_position_embeddings": 8,
+}
+
+
+def test_longrope_takes_other_factors_past_the_first_length():
+    short, long = [1, 0.05, 0.0025, 0.000125], [0.1, 0.01, 0.001, 0.0001]
+    np.testing.assert_allclose(frequencies(8, **LONGROPE)[0], short, rtol=1e-6)
+    np.testing.assert_allclose(frequencies(9, **LONGROPE)[0], long, rtol=1e-6)
+
+
+def test_longrope_sharpens_attention_by_how_much_longer_it_got():
+    """sqrt(1 + log(16 / 8) / log(8)) here, unless told."""
+    assert frequencies(**LONGROPE)[1] == pytest.approx((1 + 1 / 3) ** 0.5)
+    assert frequencies(**LONGROPE, factor=1.0)[1] == 1.0
+    assert frequencies(**LONGROPE, attention_factor=1.5)[1] == 1.5
+
+
+def test_longrope_has_a_factor_for_each_pair_of_channels():
+    with pytest.raises(ConfigError, match="long_factor has 3 numbers; 8 channels need 4"):
+        frequencies(**LONGROPE | {"long_factor": [1.0] * 3})
+    with pytest.raises(ConfigError, match="short_factor is .*above 0"):
+        frequencies(**LONGROPE | {"short_factor": [1.0, 1.0, 0.0, 1.0]})
+
+
 def test_partial_rotation_leaves_the_rest_untouched():
     r = rope({"rope_theta": 1e4, "partial_rotary_factor": 0.25}, head_dim=16, max_positions=64)
     x = np.random.default_rng(0).standard_normal((1, 3, 2, 16)).astype(np.float32)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hub_server import hub as hub
 from tiny_words import CHATML, MERGES, byte_tokens, write_words
 
 

@@ -86,6 +86,31 @@ def test_a_kind_of_adapter_we_cannot_follow_is_refused(folder, change):
         load_adapter(tiny().module, folder, NAMES)
 
 
+@pytest.mark.parametrize(
+    "change", [{"r": None}, {"r": 0}, {"r": 2.0}, {"lora_alpha": "8"}, {"lora_alpha": float("nan")}]
+)
+def test_a_scale_that_cannot_be_computed_is_refused(folder, change):
+    file = folder / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(ConfigError, match=f"says {next(iter(change))}=.*expected"):
+        load_adapter(tiny().module, folder, NAMES)
+
+
+@pytest.mark.parametrize("text", ["[]", "{", "\xff"])
+def test_a_config_that_is_no_json_object_is_refused(folder, text):
+    (folder / "adapter_config.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(CheckpointError, match="adapter_config.json"):
+        load_adapter(tiny().module, folder, NAMES)
+
+
+def test_half_of_an_adapter_is_refused_by_name(folder):
+    file = folder / "adapter_model.safetensors"
+    gone = "base_model.model.model.layers.1.mlp.up_proj.lora_B.weight"
+    save_file({k: v for k, v in load_file(file).items() if k != gone}, file)
+    with pytest.raises(CheckpointError, match=r"layers\.1\.mlp\.up_proj has only one of"):
+        load_adapter(tiny().module, folder, NAMES)
+
+
 def test_a_folder_without_an_adapter_says_what_is_missing(tmp_path):
     with pytest.raises(CheckpointError, match=r"adapter_config\.json is not there"):
         load_adapter(tiny().module, tmp_path, NAMES)

@@ -30,9 +30,8 @@ def chat(
     sampling: Sampling = Sampling(),
 ) -> None:
     """Talk with a model, turn by turn."""
-    import flaxen
 
-    tok = flaxen.tokenizer(model)
+    tok = loading.tokenizer(model)
     if tok.chat_template is None:
         raise InputError("This model has no chat template; use `flaxen generate --raw`.")
     loaded = loading.load(model)

@@ -39,12 +39,14 @@ def files(checkpoint: Checkpoint) -> dict[str, Any]:
     return found
 
 
-def tokenizer(source: str, config: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def tokenizer(
+    source: str, revision: str | None, config: dict[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
     """The tokenizer in short, and what in it does not go with the config."""
     import flaxen
 
     try:
-        tok = flaxen.tokenizer(source)
+        tok = flaxen.tokenizer(source, revision=revision)
     except FlaxenError as error:
         return {"found": f"none ({error})"}, []
     ids = set(tok.get_vocab().values())

@@ -8,7 +8,16 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated, Any
 
 from flaxen import __version__
-from flaxen.cli.options import Count, Json, Loading, Source, about, enough_cpu_devices
+from flaxen.cli.options import (
+    Count,
+    Download,
+    Json,
+    Loading,
+    Source,
+    about,
+    enough_cpu_devices,
+    from_afar,
+)
 from flaxen.cli.output import print_json, print_out
 from flaxen.cli.show import planned
 from flaxen.core.errors import FlaxenError
@@ -26,6 +35,7 @@ def doctor(
     *,
     length: Annotated[Count, about("Tokens of context that should fit too.")] = 2048,
     read: Annotated[bool, about("Read every value: NaN, infinity, constant weights.")] = False,
+    download: Download = False,
     loading: Loading = Loading(),
     json: Json = False,
 ) -> int:
@@ -38,13 +48,14 @@ def doctor(
     from flaxen.convert.formats.checkpoint import open_checkpoint
 
     enough_cpu_devices(loading.mesh)
-    checkpoint = open_checkpoint(model)
-    about, problems = checkup.tokenizer(model, checkpoint.config)
+    remote = from_afar(download)
+    checkpoint = open_checkpoint(model, revision=loading.revision, remote=remote)
+    about, problems = checkup.tokenizer(model, loading.revision, checkpoint.config)
     found = {
         "environment": environment(),
         "files": checkup.files(checkpoint),
         "tokenizer": about,
-        **_loaded(model, loading, length, problems),
+        **_loaded(model, loading, download, length, problems),
     }
     if read:
         problems += checkup.values(checkpoint)
@@ -55,12 +66,12 @@ def doctor(
     return int(bool(problems))
 
 
-def _loaded(model: str, loading: Loading, length: int, problems: list[str]) -> dict[str, Any]:
+def _loaded(
+    model: str, loading: Loading, download: bool, length: int, problems: list[str]
+) -> dict[str, Any]:
     """How the checkpoint fits its model, and that the memory; what is wrong joins `problems`."""
-    options = {"abstract": True, "strict": False, "scan_layers": False}
-    options["ignore_mismatched_sizes"] = True
     try:
-        abstract = Loading(dtype=loading.dtype).load(model, **options)
+        abstract = loading.look(model, download, strict=False, ignore_mismatched_sizes=True)
     except FlaxenError as error:
         problems.append(str(error))
         return {}

@@ -49,9 +49,8 @@ def generate(
         raise InputError(
             "The prompt is empty; give it as the second argument or on standard input."
         )
-    import flaxen
 
-    tok = flaxen.tokenizer(model)
+    tok = loading.tokenizer(model)
     ids = prompt_ids(tok, text, system_prompt, raw)
     loaded = loading.load(model)
     found = answer(

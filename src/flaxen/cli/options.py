@@ -40,7 +40,10 @@ def about(text: str, **more: Any) -> Parameter:
 
 Count = Annotated[int, Parameter(converter=_converted)]
 Json = Annotated[bool, about("Print one JSON object instead of text.", name="--json")]
-Source = Annotated[str, about("A Hugging Face folder, a hub id or a .gguf file.")]
+Download = Annotated[
+    bool, about("Fetch the files of a hub id; otherwise only their headers are read.")
+]
+Source = Annotated[str, about("A Hugging Face folder, a hub id or a file of weights.")]
 
 
 @Parameter(name="*")
@@ -53,6 +56,7 @@ class Loading:
     plan: Annotated[str | None, about("Name of a sharding plan; default: auto.")] = None
     attention: Annotated[str, about("An attention mechanism's name, or auto.")] = "auto"
     adapter: Annotated[str | None, about("A PEFT adapter folder to put on top.")] = None
+    revision: Annotated[str | None, about("Branch, tag or commit of a hub id.")] = None
 
     def load(self, source: str, **more: Any) -> Model:
         """Load a model as these options say."""
@@ -61,6 +65,35 @@ class Loading:
         import flaxen
 
         return flaxen.load(source, **self.given(), **more)
+
+    def tokenizer(self, source: str) -> Any:
+        """The tokenizer beside a model; an adapter without one has that of its base."""
+        import flaxen
+        from flaxen.core.errors import CheckpointError
+
+        try:
+            return flaxen.tokenizer(source, revision=self.revision)
+        except CheckpointError:
+            from flaxen.adapter import base_of
+
+            base = base_of(source)
+            if base is None:
+                raise
+            return flaxen.tokenizer(base)
+
+    def look(self, source: str, download: bool, **more: Any) -> Model:
+        """The abstract model; of a hub id only headers are read, unless it is to be downloaded."""
+        import flaxen
+
+        return flaxen.load(
+            source,
+            dtype=self.dtype,
+            revision=self.revision,
+            remote=from_afar(download),
+            abstract=True,
+            scan_layers=False,
+            **more,
+        )
 
     def given(self) -> dict[str, Any]:
         """The options under the names of `flaxen.load`."""
@@ -87,6 +120,12 @@ class Sampling:
 def _given(options: Any) -> dict[str, Any]:
     values = {field.name: getattr(options, field.name) for field in fields(options)}
     return {name: value for name, value in values.items() if value is not None}
+
+
+def from_afar(download: bool) -> bool:
+    """Whether a hub id is read where it is; without a network its copy in the cache is used."""
+    offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+    return not (download or offline)
 
 
 def keep_programs() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Annotated, Any
 
-from flaxen.cli.options import Count, Json, Loading, Source, about
+from flaxen.cli.options import Count, Download, Json, Loading, Source, about
 from flaxen.cli.output import print_json, print_out
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ def show(
     model: Source,
     *,
     length: Annotated[Count, about("Tokens that attention is chosen for.")] = 1024,
+    download: Download = False,
     loading: Loading = Loading(),
     json: Json = False,
 ) -> None:
@@ -25,7 +26,7 @@ def show(
     """
     from flaxen.show import attention_choices, parts, totals
 
-    loaded = Loading(dtype=loading.dtype).load(model, abstract=True, scan_layers=False)
+    loaded = loading.look(model, download)
     abstract = loaded.module
     placement = planned(loading.mesh, loading.plan)
     tree = parts(abstract, placement)

@@ -85,7 +85,6 @@ def train(
     for path in (data, eval_data):
         if path is not None and not Path(path).is_file():
             raise InputError(f"There is no file {path!r} to learn from.")
-    import flaxen
     from flaxen.train import TrainConfig, train
 
     given: dict[str, Any] = {
@@ -101,7 +100,7 @@ def train(
         progress=sys.stderr.isatty() and not json,
         **given,
     )
-    tok = flaxen.tokenizer(model)
+    tok = loading.tokenizer(model)
     loaded = loading.load(model)
     result = train(loaded, tok, data, config, eval_data=eval_data)
     if json:

@@ -23,10 +23,6 @@ class Match(NamedTuple):
     applied: Applied
 
 
-IGNORED = re.compile(r"(^|\.)(rotary_emb\.inv_freq|position_ids)$")
-"""Buffers that old checkpoints hold and every model computes."""
-
-
 def match(
     relation: Relation,
     checkpoint: Mapping[str, LazyTensor],
@@ -35,6 +31,7 @@ def match(
     tied: Mapping[str, str] | None = None,
     config: Any = None,
     base_prefix: str = "model",
+    buffers: str = r"rotary_emb\.inv_freq|position_ids",
 ) -> Match:
     """Which tensor is which weight; a weight that does not fit is left out.
 
@@ -43,12 +40,14 @@ def match(
     be in the file, or both if they are equal bit for bit.
     base_prefix: what a model with a head has before the names of the model without one; a
     checkpoint of either loads into the other.
+    buffers: ends of names of what old checkpoints hold and every model computes.
     """
     tied = tied or {}
     expected, report = relation.shapes(), Report()
     wanted = {**expected, **{target: expected[source] for target, source in tied.items()}}
     view = transformed(checkpoint, transforms, wanted, config=config, base_prefix=base_prefix)
-    report.unexpected = [name for name in view.unexpected if not IGNORED.search(name)]
+    ignored = re.compile(rf"(^|\.)({buffers})$")
+    report.unexpected = [name for name in view.unexpected if not ignored.search(name)]
     report.errors = dict(view.errors)
     found = dict(view)
     for target, source in tied.items():

@@ -96,15 +96,17 @@ def _cast(tensor: LazyTensor, dtype: Any) -> LazyTensor:
 
 
 def _start(pool: ThreadPoolExecutor, tensor: LazyTensor, sharding: Sharding) -> Pending:
-    parts, reads = {}, []
+    parts, jobs = {}, []
     for box, devices in boxes(sharding, tensor.shape):
         values = tensor.view(box) if devices[0].platform == "cpu" else None
         if values is None:
             values = aligned_empty(box_shape(box), tensor.dtype)
             for slab, inside in slabs(box, tensor.dtype.itemsize, SLAB):
-                target = values[(*inside, ...)]
-                reads.append((pool.submit(_read, tensor, slab, target), target.nbytes))
+                jobs.append((slab, values[(*inside, ...)]))
         parts[bounds(box)] = values
+    # In the order of the file, whosever they are: what devices share there is near in time too.
+    jobs.sort(key=lambda job: [part.start for part in job[0]])
+    reads = [(pool.submit(_read, tensor, slab, out), out.nbytes) for slab, out in jobs]
     fresh = sum(nbytes for _, nbytes in reads)
     return Pending(tensor.shape, sharding, parts, reads, fresh)
 

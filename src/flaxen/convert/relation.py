@@ -29,6 +29,11 @@ class Join:
     name: str
     layout: str
 
+    @property
+    def parts(self) -> list[str]:
+        """The paths of our modules."""
+        return parse(self.layout).labels
+
 
 Names = Mapping[str, str | Join]
 """Our path pieces (whole segments) -> theirs; `{axis}` there means one tensor for each index."""
@@ -67,7 +72,7 @@ class Row:
             self.name.format(**dict(zip(self.stacked, index, strict=True))) for index in indices
         )
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, ...]:
         """The shape of each tensor in the file."""
         return self.layout.shape(self._joint_sizes)
@@ -204,7 +209,7 @@ def renamer(names: Mapping[str, str]) -> Callable[[str], str]:
 
 def _joiner(joins: list[Join]) -> Callable[[str], tuple[str, str, str] | None]:
     """For the path of a joined weight: (its label, the path with the joined name, the layout)."""
-    by_label = {label: join for join in joins for label in parse(join.layout).labels}
+    by_label = {label: join for join in joins for label in join.parts}
     if not by_label:
         return lambda path: None
     keys = "|".join(re.escape(k) for k in sorted(by_label, key=len, reverse=True))

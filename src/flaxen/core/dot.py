@@ -57,7 +57,7 @@ def dense(x: jax.Array, weight: Any, contract: int, out_dtype: Any = None) -> ja
     if x.ndim > 2 and platform() == "cpu":
         # The gradient of the weight contracts one axis faster than several.
         flat = dense(x.reshape(-1, x.shape[-1]), weight, 1, out_dtype)
-        return flat.reshape(*x.shape[:-1], flat.shape[-1])
+        return flat.reshape(*x.shape[:-1], *flat.shape[1:])
     batch, kept = x.shape[: x.ndim - contract], weight.shape[: weight.ndim - contract]
     if math.prod(batch) == 1 and x.dtype.itemsize == 2 and platform() == "cpu":
         y = _one_row(x, weight, contract).reshape(*batch, *kept)

@@ -12,8 +12,13 @@ from flaxen.families.family import Family
 FILES = {
     "llama": "llama",
     "mistral": "llama",
+    "mixtral": "llama",
+    "phi3": "phi",
     "qwen2": "qwen",
     "qwen3": "qwen",
+    "qwen2_moe": "qwen",
+    "qwen3_moe": "qwen",
+    "gpt2": "gpt",
     "gemma3_text": "gemma",
 }
 """Which file holds a model type; only that file is imported."""

@@ -7,6 +7,8 @@ from functools import partial
 from typing import Any
 
 from flaxen.attention import Mask
+from flaxen.convert.ops import Chunk, SplitModulelist
+from flaxen.convert.transforms import WeightConverter, WeightTransform
 from flaxen.core.errors import ConfigError
 from flaxen.layers.attention import Attention, attention
 from flaxen.layers.block import Block
@@ -25,6 +27,21 @@ LLAMA = {
 """Our names that differ from Llama's; q_norm and the like are whole pieces, so `norm` does not
 touch them.
 """
+
+MOE = LLAMA | {"experts": "experts.{experts}"}
+"""One tensor for each expert."""
+
+
+def packed(module: str, gate: str, up: str, down: str) -> tuple[WeightTransform, ...]:
+    """From files in which one tensor holds a projection of all experts, gate above up."""
+    one = lambda name: f"{module}.experts.*.{name}.weight"
+    return (
+        WeightConverter(
+            "mlp.experts.gate_up_proj", [one(gate), one(up)], [Chunk(dim=1), SplitModulelist(dim=0)]
+        ),
+        WeightConverter("mlp.experts.down_proj", one(down), [SplitModulelist(dim=0)]),
+    )
+
 
 SANDWICH = {k: v for k, v in LLAMA.items() if k != "pre_feedforward_layernorm"}
 """With norms before and after each sublayer, the checkpoint's names are ours."""
@@ -80,10 +97,19 @@ def mlp(c: Any, act: str = "hidden_act") -> GatedMLP:
     )
 
 
-def block(c: Any, i: int, attn: Callable[..., Any] = self_attn) -> Block:
+def dense(c: Any, i: int) -> GatedMLP:
+    return mlp(c)
+
+
+def block(
+    c: Any,
+    i: int,
+    attn: Callable[[Any, int], Any] = self_attn,
+    ffn: Callable[[Any, int], Any] = dense,
+) -> Block:
     return Block(
         self_attn=attn(c, i),
-        mlp=mlp(c),
+        mlp=ffn(c, i),
         input_layernorm=rms(c),
         pre_feedforward_layernorm=rms(c),
     )
@@ -106,6 +132,8 @@ def decoder(
     )
 
 
-def with_attention(attn: Callable[..., Any]) -> Callable[[Any, int], Block]:
-    """Llama's block around another attention."""
-    return partial(block, attn=attn)
+def with_attention(
+    attn: Callable[[Any, int], Any], ffn: Callable[[Any, int], Any] = dense
+) -> Callable[[Any, int], Block]:
+    """Llama's block around another attention and feed-forward network."""
+    return partial(block, attn=attn, ffn=ffn)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -11,6 +12,10 @@ from flaxen.core.errors import ConfigError
 from flaxen.core.hugging_face import transformers
 from flaxen.families import find
 from flaxen.families.family import Family, Reading
+
+COUNTED = re.compile(r"layers?$|experts$")
+MOST = 2048
+"""Layers or experts of a model."""
 
 
 def hf_config(raw: Mapping[str, Any]) -> Any:
@@ -24,13 +29,19 @@ def hf_config(raw: Mapping[str, Any]) -> Any:
     if not isinstance(model_type, str):
         raise ConfigError(f"config.json has no model_type; found the keys {sorted(raw)[:8]}.")
     find(model_type)
+    classes = raw.get("architectures") or []
+    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
+        raise ConfigError(f"config.json says architectures={classes!r}; expected a list of names.")
     check_numbers(raw)
+    check_counts(raw)
     check_rope(raw)
     fields = {k: v for k, v in raw.items() if k != "model_type"}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return transformers().CONFIG_MAPPING[model_type](**fields)
+            config = transformers().CONFIG_MAPPING[model_type](**fields)
+            config.to_dict()  # fails on some values that the class lets through
+            return config
     except Exception as error:  # the class's own checks raise many kinds
         text = " ".join(str(error).split())
         raise ConfigError(
@@ -47,6 +58,20 @@ def check_numbers(raw: Mapping[str, Any]) -> None:
     bad = [key for key, value in raw.items() if isinstance(value, float) and math.isnan(value)]
     if bad:
         raise ConfigError(f"config.json says NaN for {', '.join(bad)}; expected numbers.")
+
+
+def check_counts(raw: Mapping[str, Any]) -> None:
+    """Each layer and each expert has names of its own: with an absurd number of them, writing the
+    names down would not end.
+
+    Raises:
+        ConfigError: naming the key.
+    """
+    for key, value in raw.items():
+        if isinstance(value, Mapping):
+            check_counts(value)
+        elif COUNTED.search(key) and type(value) is int and value > MOST:
+            raise ConfigError(f"config.json says {key}={value}; expected at most {MOST}.")
 
 
 def check_rope(raw: Mapping[str, Any]) -> None:

@@ -17,11 +17,17 @@ class Family:
     """`build(config)` gives the abstract model; `names` maps our path pieces to the file's.
 
     `transforms` lead from other layouts that its checkpoints are found in to that of `names`.
+    `base_prefix` stands before the names in files of the model with its head, and is left out in
+    those of the model alone; `buffers` matches what such files hold besides weights.
+    `fan_in_fan_out` says that its projections lie `[in, out]` in the file.
     """
 
     build: Callable[[Any], Any]
     names: Names
     transforms: tuple[WeightTransform, ...] = ()
+    base_prefix: str = "model"
+    buffers: str = r"rotary_emb\.inv_freq|position_ids"
+    fan_in_fan_out: bool = False
 
 
 def family(
@@ -29,11 +35,12 @@ def family(
     model_type: str,
     names: Names,
     transforms: Sequence[WeightTransform] = (),
+    **rest: Any,
 ) -> Callable[[Any], Any]:
     """Decorator: the function builds this model type."""
 
     def add(build: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        families[model_type] = Family(build, names, tuple(transforms))
+        families[model_type] = Family(build, names, tuple(transforms), **rest)
         return build
 
     return add
@@ -65,12 +72,14 @@ HARMLESS = frozenset(
         "num_labels",
         "output_attentions",
         "output_hidden_states",
+        "output_router_logits",
         "pad_token_id",
         "prefix",
         "pretraining_tp",
         "problem_type",
         "resid_pdrop",
         "return_dict",
+        "router_aux_loss_coef",
         "rope_local_base_freq",
         "rope_scaling",
         "rope_theta",
@@ -101,10 +110,11 @@ class Reading:
 
     def __init__(self, config: Any):
         self._config = config
+        self._aliases: Mapping[str, str] = type(config).attribute_map
         self._read: set[str] = set()
 
     def __getattr__(self, key: str) -> Any:
-        self._read.add(key)
+        self._read.add(self._aliases.get(key, key))
         try:
             return getattr(self._config, key)
         except AttributeError:
@@ -113,7 +123,7 @@ class Reading:
 
     def get(self, key: str, default: Any = None) -> Any:
         """A key that not every config has, or whose None means the default."""
-        self._read.add(key)
+        self._read.add(self._aliases.get(key, key))
         value = getattr(self._config, key, None)
         return default if value is None else value
 

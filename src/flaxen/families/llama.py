@@ -1,13 +1,15 @@
-"""Llama and Mistral."""
+"""Llama, Mistral and Mixtral (a mixture of experts)."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from flaxen.attention import Mask
-from flaxen.families.common import LLAMA, decoder, self_attn, with_attention
+from flaxen.convert.transforms import WeightRenaming
+from flaxen.families.common import LLAMA, MOE, decoder, packed, self_attn, with_attention
 from flaxen.families.family import Family, family
+from flaxen.layers.attention import Attention
+from flaxen.layers.moe import MoE, moe, router
 from flaxen.models.decoder import Decoder
 
 FAMILIES: dict[str, Family] = {}
@@ -18,7 +20,34 @@ def llama(c: Any) -> Decoder:
     return decoder(c)
 
 
+def windowed_attn(c: Any, i: int) -> Attention:
+    return self_attn(c, i, mask=Mask(window=c.sliding_window or None))
+
+
 @family(FAMILIES, "mistral", LLAMA)
 def mistral(c: Any) -> Decoder:
-    window = Mask(window=c.sliding_window or None)
-    return decoder(c, with_attention(partial(self_attn, mask=window)))
+    return decoder(c, with_attention(windowed_attn))
+
+
+MIXTRAL = MOE | {
+    "mlp": "block_sparse_moe",
+    "gate_proj": "w1",
+    "down_proj": "w2",
+    "up_proj": "w3",
+}
+
+
+def experts(c: Any, i: int) -> MoE:
+    gate = router(c.hidden_size, c.num_local_experts, c.num_experts_per_tok, normalised=True)
+    return moe(gate, c.intermediate_size, c.hidden_act)
+
+
+PACKED = (
+    *packed("block_sparse_moe", "w1", "w3", "w2"),
+    WeightRenaming(r"\.mlp\.gate\.", ".block_sparse_moe.gate."),
+)
+
+
+@family(FAMILIES, "mixtral", MIXTRAL, PACKED)
+def mixtral(c: Any) -> Decoder:
+    return decoder(c, with_attention(windowed_attn, experts))

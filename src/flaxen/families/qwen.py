@@ -1,13 +1,27 @@
-"""Qwen 2 (biases on q, k, v) and Qwen 3 (norms on the heads of q and k)."""
+"""Qwen 2 (biases on q, k, v), Qwen 3 (norms on the heads of q and k), and their mixtures of
+experts.
+"""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import Any
 
-from flaxen.families.common import LLAMA, decoder, head_rms, self_attn, with_attention
+from flaxen.attention import Mask
+from flaxen.families.common import (
+    LLAMA,
+    MOE,
+    decoder,
+    dense,
+    head_rms,
+    packed,
+    self_attn,
+    with_attention,
+)
 from flaxen.families.family import Family, family
 from flaxen.layers.attention import Attention
+from flaxen.layers.mlp import GatedMLP, gated_mlp
+from flaxen.layers.moe import MoE, moe, router, shared_expert
 from flaxen.models.decoder import Decoder
 
 FAMILIES: dict[str, Family] = {}
@@ -18,10 +32,43 @@ def qwen2(c: Any) -> Decoder:
     return decoder(c, with_attention(partial(self_attn, bias=True, out_bias=False)))
 
 
-def normed_attn(c: Any, i: int) -> Attention:
-    return self_attn(c, i, q_norm=head_rms(c), k_norm=head_rms(c))
+def normed_attn(c: Any, i: int, **slots: Any) -> Attention:
+    return self_attn(c, i, q_norm=head_rms(c), k_norm=head_rms(c), **slots)
 
 
 @family(FAMILIES, "qwen3", LLAMA)
 def qwen3(c: Any) -> Decoder:
     return decoder(c, with_attention(normed_attn))
+
+
+def experts(c: Any, i: int, shared: Any = None) -> MoE | GatedMLP:
+    """A mixture in every `decoder_sparse_step`-th layer that is not listed as dense."""
+    # The width of dense layers is read where there is none, too: it changes nothing then.
+    c.get("intermediate_size")
+    if i in c.mlp_only_layers or (i + 1) % c.decoder_sparse_step:
+        return dense(c, i)
+    k = c.num_experts_per_tok
+    gate = router(c.hidden_size, c.num_experts, k, normalised=c.norm_topk_prob)
+    return moe(gate, c.moe_intermediate_size, c.hidden_act, shared)
+
+
+PACKED = packed("mlp", "gate_proj", "up_proj", "down_proj")
+
+SHARED = {"shared.expert": "shared_expert", "shared.gate": "shared_expert_gate"}
+
+
+@family(FAMILIES, "qwen2_moe", MOE | SHARED, PACKED)
+def qwen2_moe(c: Any) -> Decoder:
+    bias = {"bias": bool(c.qkv_bias), "out_bias": False}
+
+    def ffn(c: Any, i: int) -> MoE | GatedMLP:
+        mlp = gated_mlp(c.hidden_size, c.shared_expert_intermediate_size, c.hidden_act)
+        return experts(c, i, shared_expert(mlp, c.hidden_size))
+
+    return decoder(c, with_attention(partial(self_attn, **bias), ffn))
+
+
+@family(FAMILIES, "qwen3_moe", MOE, PACKED)
+def qwen3_moe(c: Any) -> Decoder:
+    window = Mask(window=c.sliding_window or None)
+    return decoder(c, with_attention(partial(normed_attn, mask=window), experts))

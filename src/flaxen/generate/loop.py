@@ -11,11 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from flaxen.cache import Cache
-from flaxen.core.tree import module
+from flaxen.core.tree import module, walk
 from flaxen.generate.buckets import bucket
 from flaxen.generate.prompt import Prompt, read_prompt
 from flaxen.generate.sampling import Sampling, choose, ends, logprob
 from flaxen.generate.settings import Settings, resolve
+from flaxen.layers.attention import Attention
 from flaxen.layers.context import Runtime
 from flaxen.models.causal import extend
 from flaxen.models.decoder import Decoder
@@ -80,8 +81,14 @@ def prefill(
 
 
 @jax.jit
-def first(logits: jax.Array, seen: jax.Array, sampling: Sampling) -> Step:
-    """The first new tokens. Apart from `prefill`, as it is the same for prompts of all sizes."""
+def first(
+    logits: jax.Array, seen: jax.Array, sampling: Sampling, after: Step | None = None
+) -> Step:
+    """The first new tokens, or those that follow `after`. Apart from `prefill`, as it is the same
+    for prompts of all sizes.
+    """
+    if after is not None:
+        return _next(logits, seen, after.open, after.count, sampling)
     return _next(logits, seen, jnp.ones(len(logits), bool), 0, sampling)
 
 
@@ -100,11 +107,11 @@ advance = jax.jit(_advance, static_argnames=("runtime",), donate_argnames=("cach
 @partial(jax.jit, static_argnames=("room", "runtime"), donate_argnames=("cache",))
 def decode(
     decoder: Decoder, cache: Cache, step: Step, sampling: Sampling, *, room: int, runtime: Runtime
-) -> tuple[Cache, jax.Array, jax.Array, jax.Array]:
+) -> tuple[Cache, jax.Array, jax.Array, Step]:
     """All other tokens in one loop, until each row has ended or `limit` is reached.
 
-    Gives the cache, tokens and their log-probabilities (B, room), and how many columns of them are
-    filled.
+    Gives the cache, tokens and their log-probabilities (B, room), filled from the column of the
+    given step on to that of the last one, and the last one.
     """
     put = lambda table, column, i: jax.lax.dynamic_update_slice(table, column[:, None], (0, i))
     tokens = jnp.full((len(step.token), room), sampling.pad)
@@ -119,9 +126,14 @@ def decode(
     cache, step, tokens, logprobs = jax.lax.while_loop(
         lambda carry: carry[1].open.any() & (carry[1].count < sampling.limit),
         body,
-        (cache, step, put(tokens, step.token, 0), put(logprobs, step.logprob, 0)),
+        (
+            cache,
+            step,
+            put(tokens, step.token, step.count - 1),
+            put(logprobs, step.logprob, step.count - 1),
+        ),
     )
-    return cache, tokens, logprobs, step.count
+    return cache, tokens, logprobs, step
 
 
 def programs() -> int:
@@ -131,18 +143,38 @@ def programs() -> int:
 
 
 def begin(
-    model: Any, prompt: Prompt, settings: Settings, sampling: Sampling, cache: Cache | None = None
+    model: Any,
+    prompt: Prompt,
+    settings: Settings,
+    sampling: Sampling,
+    cache: Cache | None = None,
+    after: Step | None = None,
 ) -> tuple[Cache, Step]:
     """A prompt's cache and first tokens, in sizes that other prompts share.
 
-    A given cache must have room for all.
+    A given cache must have room for all; `after` is the step whose token the prompt ends with.
     """
     slots = bucket(int(prompt.lengths.max()))
     ids, mask, width = prompt.laid(slots)
     capacity = cache.capacity if cache is not None else slots + settings.room
     place = {"capacity": capacity, "runtime": model.runtime}
     filled, *scores = prefill(model.module, cache, ids, mask, np.int32(width), **place)
-    return filled, first(*scores, sampling)
+    return filled, first(*scores, sampling, after)
+
+
+def switch(decoder: Any) -> int | None:
+    """The number of tokens past which the keys of earlier ones are others, if there is one."""
+    ropes = [m.rope for m in walk(decoder.layers) if isinstance(m, Attention) and m.rope]
+    return min((r.switch for r in ropes if r.switch), default=None)
+
+
+def stretches(decoder: Any, prompt: Prompt, limit: int) -> list[int]:
+    """Numbers of new tokens at which to stop; between them, all is read anew, as every key is then
+    another.
+    """
+    last = switch(decoder)
+    room = 0 if last is None else last - int(prompt.lengths.max()) + 1
+    return [room, limit] if 0 < room < limit else [limit]
 
 
 def generate(
@@ -166,10 +198,19 @@ def generate(
     prompt = read_prompt(input_ids, attention_mask, model.module.embed_tokens.weight.shape[0])
     asked = resolve(model, prompt.ids.shape[1], settings)
     sampling = asked.traced(model.runtime, logprobs=return_logprobs)
-    cache, step = jax.block_until_ready(begin(model, prompt, asked, sampling))
-    _, tokens, logprobs, count = decode(
-        model.module, cache, step, sampling, room=asked.room, runtime=model.runtime
-    )
-    n = int(count)
-    ids = np.concatenate([prompt.ids, np.asarray(tokens)[:, :n]], axis=1)
-    return (ids, np.asarray(logprobs)[:, :n]) if return_logprobs else ids
+    ids, step, logprobs = prompt.ids, None, []
+    for limit in stretches(model.module, prompt, asked.max_new_tokens):
+        part = dataclasses.replace(sampling, limit=np.int32(limit))
+        cache, step = jax.block_until_ready(begin(model, prompt, asked, part, after=step))
+        start = int(step.count) - 1
+        cache, *tables, step = decode(
+            model.module, cache, step, part, room=asked.room, runtime=model.runtime
+        )
+        tokens, logp = (np.asarray(table)[:, start : int(step.count)] for table in tables)
+        ids, logprobs = np.hstack([ids, tokens]), [*logprobs, logp]
+        if not np.asarray(step.open).any():
+            break
+        # The cache does not hold the newest tokens yet.
+        real = np.asarray(cache.lengths) + np.asarray(step.live) - prompt.lengths
+        prompt = prompt.longer(tokens, np.arange(tokens.shape[1]) < real[:, None])
+    return (ids, np.hstack(logprobs)) if return_logprobs else ids

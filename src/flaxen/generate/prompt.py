@@ -22,6 +22,10 @@ class Prompt:
         """Real tokens of each row."""
         return self.mask.sum(1)
 
+    def longer(self, tokens: np.ndarray, live: np.ndarray) -> Prompt:
+        """With more tokens (B, n) after it, of which `live` ones are real."""
+        return Prompt(np.hstack([self.ids, tokens]), np.hstack([self.mask, live]))
+
     def laid(self, slots: int) -> tuple[np.ndarray, np.ndarray, int]:
         """ids and mask, both (B, slots), and the width: where each row's real tokens end.
 

@@ -172,7 +172,7 @@ def _checked(name: str, value: Any, vocab: int) -> Any:
         return _token_ids(name, value, vocab)
     kind, fits, words = RULES[name]
     number = _number(value, kind)
-    if number is None or not math.isfinite(number) or not fits(number):
+    if number is None or not fits(number):
         raise InputError(f"{name} is {value!r}; expected {words}.")
     return number
 
@@ -181,8 +181,9 @@ def _number(value: Any, kind: type) -> Any:
     if isinstance(value, bool | str):
         return None
     try:
-        return operator.index(value) if kind is int else float(value)
-    except (TypeError, ValueError):
+        number = operator.index(value) if kind is int else float(value)
+        return number if math.isfinite(number) else None
+    except (TypeError, ValueError, OverflowError):
         return None
 
 

@@ -11,8 +11,9 @@ import jax
 import numpy as np
 
 from flaxen.cache import Cache, fits
+from flaxen.core.errors import CacheError
 from flaxen.generate.buckets import bucket
-from flaxen.generate.loop import advance, begin, programs
+from flaxen.generate.loop import Step, advance, begin, programs, stretches, switch
 from flaxen.generate.prompt import Prompt, read_prompt
 from flaxen.generate.sampling import Sampling
 from flaxen.generate.settings import Settings, resolve
@@ -58,6 +59,10 @@ class Stream(Iterator[np.ndarray]):
         rows = len(prompt.ids)
         self.stats = Stats(prompt.lengths.tolist(), [0] * rows, [None] * rows)
         self._model, self._sampling, self._limit = model, sampling, settings.max_new_tokens
+        self._settings, self._prompt = settings, prompt
+        fresh = stretches(model.module, prompt, self._limit)
+        self._stretches = fresh if cache is None else [self._limit]
+        self._yielded: list[Step] = []
         self._count, self._over, self._behind = 0, False, False
         self._started, self._programs = time.perf_counter(), programs()
         self._cache, self._step = begin(model, prompt, settings, sampling, cache)
@@ -67,6 +72,8 @@ class Stream(Iterator[np.ndarray]):
             raise StopIteration
         step = self._step
         self._count += 1
+        if len(self._stretches) > 1:
+            self._yielded.append(step)
         self._behind = self._count == self._limit
         if not self._behind:
             self._advance()
@@ -85,9 +92,27 @@ class Stream(Iterator[np.ndarray]):
 
     def _advance(self) -> None:
         model = self._model
+        if self._count == self._stretches[0] and len(self._stretches) > 1:
+            self._read_anew()
+            return
         self._cache, self._step = advance(
             model.module, self._cache, self._step, self._sampling, runtime=model.runtime
         )
+
+    def _read_anew(self) -> None:
+        """The next tokens by way of a new cache: past this length every key is another."""
+        tokens, live = (
+            np.stack(jax.device_get([getattr(step, x) for step in self._yielded]), axis=1)
+            for x in ("token", "live")
+        )
+        self._cache, self._step = begin(
+            self._model,
+            self._prompt.longer(tokens, live),
+            self._settings,
+            self._sampling,
+            after=self._yielded[-1],
+        )
+        self._stretches, self._yielded = self._stretches[1:], []
 
     def _note(self, live: np.ndarray, goes_on: np.ndarray) -> None:
         stats, seconds = self.stats, time.perf_counter() - self._started
@@ -126,9 +151,21 @@ def stream(
     used = 0 if cache is None else int(cache.index)
     asked = resolve(model, used + prompt.ids.shape[1], settings)
     if cache is not None:
+        _check_switch(model, prompt, cache, asked)
         slots = bucket(int(prompt.lengths.max()))
         cache = _roomy(model, cache, len(prompt.ids), used + slots + asked.room)
     return Stream(model, prompt, asked, asked.traced(model.runtime), cache)
+
+
+def _check_switch(model: Any, prompt: Prompt, cache: Cache, asked: Settings) -> None:
+    last, held = switch(model.module), int(np.asarray(cache.lengths).max())
+    most = held + int(prompt.lengths.max()) + asked.max_new_tokens - 1
+    if last is not None and held <= last < most:
+        raise CacheError(
+            f"Past {last} tokens this model sees every position in another way, so a cache of "
+            f"{held} cannot grow to {most}. Give the whole conversation anew, without the cache, "
+            "or ask for fewer tokens."
+        )
 
 
 def _roomy(model: Any, cache: Cache, rows: int, slots: int) -> Cache:

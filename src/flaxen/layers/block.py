@@ -26,6 +26,6 @@ class Block:
         """x (B, T, D) -> (B, T, D), and this layer's cache."""
         y, cache = self.self_attn(self.input_layernorm(x), ctx, cache)
         x = x + self.post_attention_layernorm(y)
-        y = self.mlp(self.pre_feedforward_layernorm(x))
+        y = self.mlp(self.pre_feedforward_layernorm(x), ctx)
         x = x + self.post_feedforward_layernorm(y)
         return ctx.runtime.constrain(x, "batch", "seq", "embed"), cache

@@ -52,5 +52,21 @@ class Embedding:
         return dot(x, self.weight)
 
 
+@module
+class PositionTable:
+    """A learned vector for each position; NaN past the last one, where there is none."""
+
+    weight: Any
+
+    def __call__(self, positions: jax.Array) -> jax.Array:
+        """positions (B, T) -> (B, T, D)."""
+        known = positions < self.weight.shape[0]
+        return jnp.where(known[..., None], rows(self.weight, positions), jnp.nan)
+
+
 def embedding(vocab: int, embed: int, scale: float = 1.0) -> Embedding:
     return Embedding(weight=param(vocab=vocab, embed=embed), scale=scale)
+
+
+def position_table(positions: int, embed: int) -> PositionTable:
+    return PositionTable(weight=param(positions=positions, embed=embed))

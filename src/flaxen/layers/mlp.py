@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from flaxen.core.registry import Registry
 from flaxen.core.tree import module, static
+from flaxen.layers.context import Context
 from flaxen.layers.linear import Linear, linear
 
 Activation = Callable[[jax.Array], jax.Array]
@@ -39,7 +40,8 @@ class GatedMLP:
     down_proj: Linear
     act: static[str]
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, ctx: Context) -> jax.Array:
+        """x (B, T, D) -> (B, T, D)."""
         return self.down_proj(ACTIVATIONS[self.act](self.gate_proj(x)) * self.up_proj(x))
 
 
@@ -52,3 +54,22 @@ def gated_mlp(embed: int, mlp: int, act: str, *, bias: bool = False) -> GatedMLP
         down_proj=linear(F, D, bias=bias),
         act=act,
     )
+
+
+@module
+class MLP:
+    """down(act(up(x)))."""
+
+    up_proj: Linear
+    down_proj: Linear
+    act: static[str]
+
+    def __call__(self, x: jax.Array, ctx: Context) -> jax.Array:
+        """x (B, T, D) -> (B, T, D)."""
+        return self.down_proj(ACTIVATIONS[self.act](self.up_proj(x)))
+
+
+def mlp(embed: int, mlp: int, act: str, *, bias: bool = False) -> MLP:
+    ACTIVATIONS[act]
+    D, F = {"embed": embed}, {"mlp": mlp}
+    return MLP(up_proj=linear(D, F, bias=bias), down_proj=linear(F, D, bias=bias), act=act)

@@ -41,6 +41,20 @@ class OffsetRMSNorm:
 
 
 @module
+class LayerNorm:
+    """Subtract the mean, normalise, weight and shift in float32, cast once."""
+
+    weight: Any
+    bias: Any
+    eps: static[float]
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        h = _unit(wide - jnp.mean(wide, -1, keepdims=True), self.eps)
+        return (h * self.weight.astype(h.dtype) + self.bias.astype(h.dtype)).astype(x.dtype)
+
+
+@module
 class Identity:
     """Where a family has no norm."""
 
@@ -54,3 +68,7 @@ def rms_norm(eps: float, **axes: int) -> RMSNorm:
 
 def offset_rms_norm(eps: float, **axes: int) -> OffsetRMSNorm:
     return OffsetRMSNorm(weight=zeros_param(**axes), eps=eps)
+
+
+def layer_norm(eps: float, **axes: int) -> LayerNorm:
+    return LayerNorm(weight=ones_param(**axes), bias=zeros_param(**axes), eps=eps)

@@ -43,6 +43,12 @@ class Rope:
         value = dict(self.parameters).get(key)
         return default if value is None else value
 
+    @property
+    def switch(self) -> int | None:
+        """The length past which other frequencies hold for every position, earlier ones too."""
+        kind = self.get("rope_type", "default")
+        return self["original_max_position_embeddings"] if kind == "longrope" else None
+
     def tables(self, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
         """cos and sin, float32 (B, T, dim / 2), for integer positions (B, T)."""
         inv, scale = ROPE_TYPES[self.get("rope_type", "default")](self, positions.max() + 1)
@@ -73,14 +79,20 @@ def rope(parameters: Mapping[str, Any], head_dim: int, max_positions: int, **kw:
             f"rope_parameters of type {kind!r} lacks {', '.join(missing)}; found "
             f"{dict(parameters)}."
         )
-    bad = {f: fields[f] for f in needed if not _positive(fields[f])}
+    dim = int(head_dim * (fields.get("partial_rotary_factor") or 1.0))
+    lists = {f for f in needed if f in ("short_factor", "long_factor")}
+    bad = {f: fields[f] for f in needed if f not in lists and not _positive(fields[f])}
     bad |= {f: x for f, x in fields.items() if isinstance(x, Mapping)}
     if bad:
         listed = ", ".join(f"{f}={x!r}" for f, x in bad.items())
         raise ConfigError(
             f"rope_parameters of type {kind!r} says {listed}; expected numbers above 0."
         )
-    dim = int(head_dim * (fields.get("partial_rotary_factor") or 1.0))
+    for f in lists:
+        if not isinstance(fields[f], tuple) or not all(map(_positive, fields[f])):
+            raise ConfigError(f"{f} is {fields[f]!r}; expected a list of numbers above 0.")
+        if len(fields[f]) != dim // 2:
+            raise ConfigError(f"{f} has {len(fields[f])} numbers; {dim} channels need {dim // 2}.")
     return Rope(dim, max_positions, tuple(sorted(fields.items())), **kw)
 
 
@@ -92,6 +104,7 @@ _REQUIRED = {
     "linear": ("factor",),
     "dynamic": ("factor",),
     "yarn": ("factor", "original_max_position_embeddings"),
+    "longrope": ("short_factor", "long_factor", "original_max_position_embeddings"),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
 }
 
@@ -169,5 +182,17 @@ def _yarn_magnitude(r: Rope, factor: float) -> float:
     return gain(1.0)
 
 
-for _kind in (default, linear, dynamic, llama3, yarn):
+def longrope(r: Rope, length: jax.Array | None) -> Frequencies:
+    """LongRoPE (arXiv 2402.13753): a factor for each channel, of two kinds: for texts that are no
+    longer than those of pretraining, and for all positions of longer ones.
+    """
+    old = r["original_max_position_embeddings"]
+    short, long = (r.base() / np.float32(r[f"{kind}_factor"]) for kind in ("short", "long"))
+    inv = short if length is None else jnp.where(length > old, long, short)
+    factor = r.get("factor", r.max_positions / old)
+    gain = math.sqrt(1 + math.log(factor) / math.log(old)) if factor > 1 else 1.0
+    return inv, r.get("attention_factor", gain)
+
+
+for _kind in (default, linear, dynamic, llama3, yarn, longrope):
     ROPE_TYPES.register(_kind.__name__, _kind)

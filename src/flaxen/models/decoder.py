@@ -13,17 +13,20 @@ from flaxen.core.tree import module, static, walk
 from flaxen.layers.attention import Attention
 from flaxen.layers.context import PLAIN, Context, Runtime
 from flaxen.layers.cross_entropy import linear_cross_entropy
-from flaxen.layers.linear import Embedding, Linear
+from flaxen.layers.linear import Embedding, Linear, PositionTable
 from flaxen.models.fold import Folded, run
 
 
 @module
 class Decoder:
-    """A causal language model. `lm_head` is None when the head is tied to the embeddings."""
+    """A causal language model. `lm_head` is None when the head is tied to the embeddings;
+    `embed_positions` is there when positions are learned.
+    """
 
     embed_tokens: Embedding
     layers: Any
     norm: Any
+    embed_positions: PositionTable | None = None
     lm_head: Linear | None = None
     logit_softcap: static[float | None] = None
 
@@ -48,7 +51,10 @@ class Decoder:
         """ids (B, T) -> normalised hidden states (B, T, D), caches, and if `collect` the residual
         stream before and after each layer.
         """
-        x = ctx.runtime.constrain(self.embed_tokens(ids), "batch", "seq", "embed")
+        x = self.embed_tokens(ids)
+        if self.embed_positions is not None:
+            x = x + self.embed_positions(ctx.positions)
+        x = ctx.runtime.constrain(x, "batch", "seq", "embed")
         first = x
         x, caches, states = run(self.layers, x, ctx, caches, collect)
         x = self.norm(x)

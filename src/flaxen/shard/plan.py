@@ -21,6 +21,7 @@ AXES = frozenset(
         "mlp",
         "experts",
         "vocab",
+        "positions",
         "layers",
         "rank",
         "state",

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flaxen.convert.formats.hub import download_tokenizer
 from flaxen.core.errors import CheckpointError
 from flaxen.core.hugging_face import transformers
 
@@ -18,34 +19,36 @@ VOCABULARIES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json
 """Of a folder without any of these, transformers makes a tokenizer of no words."""
 
 
-def tokenizer(path: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
+def tokenizer(
+    path: str | os.PathLike[str], *, revision: str | None = None, token: str | None = None
+) -> PreTrainedTokenizerFast:
     """The tokenizer of a Hugging Face folder, a hub id or a `.gguf` file.
+
+    A hub id may go on with a folder or a file, and then `revision` (branch, tag or commit) and
+    `token` count; only the tokenizer's files are downloaded.
 
     Code that comes with a checkpoint is never run.
     Raises CheckpointError where no tokenizer can be made.
     """
     here = Path(path).expanduser()
-    if not here.exists() and (here.suffix or os.fspath(path).count("/") != 1):
-        raise CheckpointError(
-            f"{os.fspath(path)!r} is no file or folder here, and no hub id (org/name)."
-        )
-    if here.is_dir() and not any((here / name).is_file() for name in VOCABULARIES):
+    if not here.exists():
+        here = download_tokenizer(os.fspath(path), revision=revision, token=token)
+    elif here.is_dir() and not any((here / name).is_file() for name in VOCABULARIES):
         raise CheckpointError(
             f"{here} holds no tokenizer: none of {', '.join(VOCABULARIES)} is there."
         )
     hf = transformers()
-    if os.fspath(path).endswith(".gguf"):
+    if here.suffix == ".gguf":
         from flaxen.text.gguf_tokenizer import gguf_tokenizer
 
-        return gguf_tokenizer(path)
-    where = os.fspath(path)
+        return gguf_tokenizer(here)
+    where = os.fspath(here)
     try:
         found = hf.AutoTokenizer.from_pretrained(where, trust_remote_code=False)
     except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
         why = next(iter(str(error).splitlines()), type(error).__name__)
-        kind = "folder" if Path(where).is_dir() else "path or hub id"
         raise CheckpointError(
-            f"No tokenizer can be made of the {kind} {where!r}: {why} "
+            f"No tokenizer can be made of {where!r}: {why} "
             "What is looked for is a tokenizer.json, with its tokenizer_config.json."
         ) from error
     if not isinstance(found, hf.PreTrainedTokenizerFast):

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from flaxen.core.errors import ConfigError
-from flaxen.tune.lora import PROJECTIONS
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -52,7 +51,7 @@ class TrainConfig:
     seed: int = 0
     lora_rank: int | None = None
     lora_alpha: float = 16.0
-    lora_targets: str | Sequence[str] = PROJECTIONS
+    lora_targets: str | Sequence[str] | None = None
     lora_rank_stabilised: bool = False
     dtype: str | None = None
     remat: bool = False

@@ -24,7 +24,8 @@ from flaxen.train.log import Log, Report, progress_bar
 from flaxen.train.packing import Batches, make_batches
 from flaxen.train.step import Metrics, Trainer, TrainState, make_trainer, place_batch, trained_tree
 from flaxen.train.stop import stop_signals
-from flaxen.tune import add_lora, merge, save_adapter
+from flaxen.tune import adapters, add_lora, merge, save_adapter
+from flaxen.tune.peft import check_apart
 
 PATIENCE = 10
 """Steps in a row with a gradient that is not finite before a run gives up."""
@@ -154,6 +155,7 @@ def _prepare(
             rank_stabilised=config.lora_rank_stabilised,
             seed=config.seed,
         )
+        check_apart(adapters(tree), find(model.config.model_type).names)
     if config.remat:
         runtime = dataclasses.replace(runtime, remat=True)
     trainer, state = make_trainer(tree, runtime, config, steps)
@@ -272,12 +274,14 @@ def _finish(run: _Run, step: int, state: TrainState) -> Result:
     files: dict[str, Path] = {"model_path": output / "model"}
     model.save(files["model_path"], tokenizer=run.tok)
     if config.lora_rank:
+        family = find(run.model.config.model_type)
         files["adapter_path"] = save_adapter(
             tree,
             output / "adapter",
-            find(run.model.config.model_type).names,
+            family.names,
             alpha=config.lora_alpha,
             rank_stabilised=config.lora_rank_stabilised,
+            fan_in_fan_out=family.fan_in_fan_out,
             base=getattr(run.model.config, "_name_or_path", None) or None,
         )
     if importlib.util.find_spec("matplotlib"):

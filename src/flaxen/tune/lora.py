@@ -93,14 +93,15 @@ def add_lora(
     *,
     rank: int = 8,
     alpha: float = 16,
-    targets: str | Sequence[str] = PROJECTIONS,
+    targets: str | Sequence[str] | None = None,
     rank_stabilised: bool = False,
     seed: int = 0,
 ) -> Any:
     """The model with an adapter on each target; it computes the same until an adapter is trained.
 
     `targets` are names of projections, or a regular expression for the whole path of one
-    (`.*self_attn.q_proj`).
+    (`.*self_attn.q_proj`); by default all of `PROJECTIONS` that the model has. Experts of a mixture
+    are no targets.
     `a` is normal with variance 1 / inputs, `b` is zero; both are float32. The weights are shared
     with the given model.
 
@@ -182,10 +183,12 @@ def _is_linear(x: Any) -> bool:
     return isinstance(x, Linear)
 
 
-def matching(tree: Any, targets: str | Sequence[str]) -> set[str]:
+def matching(tree: Any, targets: str | Sequence[str] | None) -> set[str]:
     """Paths of the projections that the targets mean."""
     every = [path for path, x in paths(tree, is_leaf=_is_linear).items() if _is_linear(x)]
     kinds = {path.rpartition(".")[2] for path in every}
+    if targets is None:
+        targets = [name for name in PROJECTIONS if name in kinds]
     if isinstance(targets, str):
         return _matching_pattern(every, targets)
     wrong = [target for target in targets if target not in kinds]

@@ -10,14 +10,17 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from flaxen.convert.relation import renamer
+from flaxen.convert.formats.checkpoint import read_json
+from flaxen.convert.formats.safetensors import open_safetensors
+from flaxen.convert.relation import Join, renamer
 from flaxen.core.errors import CheckpointError, ConfigError
+from flaxen.core.tree import paths
 from flaxen.layers.linear import Linear
 from flaxen.models.fold import Folded, in_body
 from flaxen.tune.lora import (
@@ -36,7 +39,6 @@ ONLY = {
     "peft_type": ("LORA",),
     "bias": ("none",),
     "use_dora": (False, None),
-    "fan_in_fan_out": (False, None),
     "modules_to_save": (None, []),
     "rank_pattern": ({}, None),
     "alpha_pattern": ({}, None),
@@ -50,6 +52,13 @@ ONLY = {
 }
 """Keys of the config that change what an adapter computes, and the values we can follow."""
 
+NUMBERS: list[tuple[str, Callable[[Any], bool], str]] = [
+    ("r", lambda x: type(x) is int and 0 < x < 2**31, "a whole number of 1 or more"),
+    ("lora_alpha", lambda x: type(x) in (int, float) and abs(x) < 1e30, "a number"),
+    ("use_rslora", lambda x: x in (None, True, False), "true or false"),
+]
+"""What the scale of an adapter is made of."""
+
 
 def save_adapter(
     tree: Any,
@@ -58,19 +67,22 @@ def save_adapter(
     *,
     alpha: float,
     rank_stabilised: bool = False,
+    fan_in_fan_out: bool = False,
     base: str | None = None,
 ) -> Path:
     """Write the adapters of a model; `names` is its family's table, `base` the name of the model
-    they belong to.
+    they belong to. `fan_in_fan_out` tells PEFT that the projections lie `[in, out]` in the base's
+    file; adapters look the same either way.
 
     Raises:
-        ConfigError: when the model has none.
+        ConfigError: when the model has none, or one on a part of a tensor of the file.
     """
     from safetensors.numpy import save_file
 
     found = adapters(tree)
     if not found:
         raise ConfigError("This model has no adapters to save; were they merged?")
+    check_apart(found, names)
     tensors: dict[str, np.ndarray] = {}
     for path, leaf in found.items():
         modules = _modules(tree, path.removesuffix(".weight"), names)
@@ -85,10 +97,10 @@ def save_adapter(
         "r": next(iter(found.values())).rank,
         "lora_alpha": alpha,
         "use_rslora": rank_stabilised,
-        "target_modules": sorted({path.split(".")[-2] for path in found}),
+        "target_modules": _targets(tree, found, names),
         "lora_dropout": 0.0,
         "bias": "none",
-        "fan_in_fan_out": False,
+        "fan_in_fan_out": fan_in_fan_out,
         "inference_mode": True,
     }
     folder = Path(folder)
@@ -111,7 +123,7 @@ def load_adapter(tree: Any, folder: str | os.PathLike[str], names: Mapping[str, 
         raise ConfigError("This model has adapters already; merge them before loading others.")
     config, left = _read(Path(folder))
     rank, folded = config["r"], in_body(tree)
-    scale = scale_of(rank, config["lora_alpha"], config.get("use_rslora", False))
+    scale = scale_of(rank, config["lora_alpha"], bool(config.get("use_rslora")))
     problems: list[str] = []
 
     def adapt(path: str, layer: Linear) -> Linear:
@@ -122,15 +134,16 @@ def load_adapter(tree: Any, folder: str | os.PathLike[str], names: Mapping[str, 
         for side, shape in zip("AB", shapes, strict=True):
             one = shape[1:] if folded(path) else shape
             flat = (rank, math.prod(one[1:])) if side == "A" else (math.prod(one[:-1]), rank)
-            parts = []
-            for key in keys:
-                array = left.pop(f"{key}.lora_{side}.weight", np.zeros(flat, np.float32))
-                if array.shape != flat:
-                    problems.append(f"{key}.lora_{side} is {array.shape}, expected {flat}")
-                    array = np.zeros(flat, np.float32)
-                parts.append(array)
-            sides.append(np.stack(parts).astype(np.float32).reshape(shape))
-        return with_adapter(layer, sides[0], sides[1], scale)
+            found = {key: left.pop(f"{key}.lora_{side}.weight", None) for key in keys}
+            wrong = [(k, x.shape) for k, x in found.items() if x is not None and x.shape != flat]
+            problems.extend(f"{k}.lora_{side} is {is_}, expected {flat}" for k, is_ in wrong)
+            sides.append((shape, flat, found))
+        halves = [key for key in keys if len({found[key] is None for *_, found in sides}) == 2]
+        problems.extend(f"{key} has only one of lora_A and lora_B" for key in halves)
+        if problems:
+            return layer
+        full = [_stacked(found.values(), flat).reshape(shape) for shape, flat, found in sides]
+        return with_adapter(layer, full[0], full[1], scale)
 
     adapted = map_linears(adapt, tree)
     problems += [f"the model has no place for {key}" for key in sorted(left)]
@@ -155,6 +168,39 @@ def _modules(tree: Any, path: str, names: Mapping[str, Any]) -> list[str]:
     return [rename(f"layers.{i * period + index}{rest}") for i in range(layers.count)]
 
 
+def _stacked(parts: Iterable[np.ndarray | None], shape: tuple[int, ...]) -> np.ndarray:
+    """The parts one above the other, zeros where there is none."""
+    zeros = np.zeros(shape, np.float32)
+    return np.stack([zeros if part is None else part.astype(np.float32) for part in parts])
+
+
+def check_apart(found: Iterable[str], names: Mapping[str, Any]) -> None:
+    """Adapters, by the path of their weight, can be saved.
+
+    Raises:
+        ConfigError: one is on a part of a fused projection, so no module of the hub is its own.
+    """
+    joined = {label for x in names.values() if isinstance(x, Join) for label in x.parts}
+    wrong = [p for p in found if p.removesuffix(".weight").endswith(tuple(f".{j}" for j in joined))]
+    if wrong:
+        raise ConfigError(
+            f"An adapter on {wrong[0]} cannot be saved: in the file of this family that "
+            f"projection is a part of a larger one, as are all of {', '.join(sorted(joined))}. "
+            "Adapt other projections, or merge (flaxen.tune.merge)."
+        )
+
+
+def _targets(tree: Any, found: Iterable[str], names: Mapping[str, Any]) -> list[str]:
+    """The last words of the adapted modules' names: as many as tell them from all others."""
+    every = paths(tree, is_leaf=lambda x: isinstance(x, Linear))
+    linears = [path for path, x in every.items() if isinstance(x, Linear)]
+    adapted = {path.removesuffix(".weight") for path in found}
+    word = lambda path, n: ".".join(_modules(tree, path, names)[0].split(".")[-n:])
+    others = [path for path in linears if path not in adapted]
+    taken = {word(path, 1) for path in others}
+    return sorted({word(p, 2 if word(p, 1) in taken else 1) for p in adapted})
+
+
 def _each(array: np.ndarray, stacked: int) -> list[np.ndarray]:
     return list(array) if stacked else [array]
 
@@ -163,19 +209,14 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """The config and the tensors of an adapter folder, refused where we cannot follow them
     exactly.
     """
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
-    try:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        tensors = load_file(folder / WEIGHTS)
-    except FileNotFoundError as error:
+    absent = [name for name in (CONFIG, WEIGHTS) if not (folder / name).is_file()]
+    if absent:
         raise CheckpointError(
-            f"{error.filename or folder / WEIGHTS} is not there; "
-            f"an adapter folder has {CONFIG} and {WEIGHTS}."
-        ) from error
-    except (SafetensorError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"The adapter in {folder} is damaged: {error}.") from error
+            f"{folder / absent[0]} is not there; an adapter folder has {CONFIG} and {WEIGHTS}."
+        )
+    config = read_json(folder / CONFIG)
+    with open_safetensors(folder / WEIGHTS) as checkpoint:
+        tensors = {name: tensor.read() for name, tensor in checkpoint.items()}
     wrong = [
         f"{key}={config[key]!r}"
         for key, good in ONLY.items()
@@ -186,4 +227,9 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
             f"{folder / CONFIG} asks for {', '.join(wrong)}, which is not supported. "
             "Merge that adapter with the library that made it, and load the merged model."
         )
+    for key, fits, words in NUMBERS:
+        if not fits(config.get(key)):
+            raise ConfigError(
+                f"{folder / CONFIG} says {key}={config.get(key)!r}; expected {words}."
+            )
     return config, tensors

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -66,49 +67,70 @@ class Checkpoint(Mapping[str, LazyTensor]):
         self.close()
 
 
-def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Open a Hugging Face folder, a `.safetensors` or `.gguf` file, or a hub id such as `org/name`.
+def open_checkpoint(
+    path: str | Path,
+    *,
+    revision: str | None = None,
+    token: str | None = None,
+    remote: bool = False,
+) -> Checkpoint:
+    """Open a Hugging Face folder, a file of weights, or a hub id such as `org/name`.
+
+    Files: `.safetensors`, `.gguf`, and `.bin`, `.pt` or `.pth` of torch.save. A folder that has
+    safetensors is read from those; else from pytorch_model.bin or its shards. A hub id may go on
+    with a folder or a file of the repository: `org/name/file.gguf`.
+
+    revision, token: of a hub id: branch, tag or commit; the account's token (default: the one
+    stored by `hf auth login`). remote: download no file; only the bytes of what is read, of a hub
+    id or of the `https://` address of a `.safetensors` file.
 
     Raises:
-        CheckpointError: nothing is there, or what is there is damaged.
+        CheckpointError: nothing is there, or what is there is damaged or out of reach.
     """
     here = Path(path).expanduser()
-    if here.suffix == ".gguf" and here.is_file():
+    if os.path.exists(here):
+        return _open(here)
+    if remote:
+        from flaxen.convert.formats.remote import open_remote
+
+        return open_remote(str(path), revision=revision, token=token)
+    from flaxen.convert.formats.hub import download
+
+    return _open(download(str(path), revision=revision, token=token))
+
+
+def _open(path: Path) -> Checkpoint:
+    if path.suffix == ".gguf" and path.is_file():
         from flaxen.convert.formats.gguf import open_gguf
 
-        return open_gguf(here)
-    if here.is_dir() or here.is_file():
-        from flaxen.convert.formats.safetensors import open_safetensors
+        return open_gguf(path)
+    if _of_torch(path):
+        from flaxen.convert.formats.torch_file import open_torch
 
-        return open_safetensors(here)
-    return open_checkpoint(download(str(path)))
+        return open_torch(path)
+    from flaxen.convert.formats.safetensors import open_safetensors
+
+    return open_safetensors(path)
 
 
-def download(repository: str) -> Path:
-    """The folder of a hub repository, downloaded or from the hub's own cache."""
-    if repository.count("/") != 1 or repository.startswith((".", "/", "~")):
-        raise CheckpointError(
-            f"{repository!r} is no file or folder here, and no hub id (org/name)."
-        )
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    wanted = ["model*.safetensors", "*.json", "*.model", "*.jinja", "merges.txt", "vocab*"]
-    try:
-        return Path(snapshot_download(repository, allow_patterns=wanted))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise CheckpointError(
-            f"{repository!r} is neither a path here nor a hub repository that can be reached "
-            f"({type(error).__name__}). Check the name and the connection, or pass a local folder."
-        ) from error
+def _of_torch(path: Path) -> bool:
+    if path.is_file():
+        return path.suffix in (".bin", ".pt", ".pth")
+    has = lambda stem: any((path / f"{stem}{end}").is_file() for end in ("", ".index.json"))
+    return has("pytorch_model.bin") and not has("model.safetensors")
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file."""
+    return parse_json(path.read_bytes(), path)
+
+
+def parse_json(text: bytes, where: str | Path) -> dict[str, Any]:
+    """The object in JSON that was read from `where`."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(text.decode("utf-8"))
     except NO_JSON as error:
-        raise CheckpointError(f"{path} is no valid JSON ({error}). Fetch it again.") from error
+        raise CheckpointError(f"{where} is no valid JSON ({error}). Fetch it again.") from error
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path} holds a {type(value).__name__}, not a JSON object.")
+        raise CheckpointError(f"{where} holds a {type(value).__name__}, not a JSON object.")
     return value

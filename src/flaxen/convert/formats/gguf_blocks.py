@@ -54,8 +54,10 @@ class BlockTensor(LazyTensor):
         self.counter.add(blocks.size)
         if not outer:
             blocks, out = blocks[None], out[None]
-        for index in np.ndindex(out.shape[:-2]):
-            self._rows(blocks[index], cut, out[index])
+        # Scales may be no numbers; the values then are none either, and that is no event here.
+        with np.errstate(invalid="ignore", over="ignore"):
+            for index in np.ndindex(out.shape[:-2]):
+                self._rows(blocks[index], cut, out[index])
 
     def _rows(self, blocks: np.ndarray, cut: slice, out: np.ndarray) -> None:
         rows, per_row, size = blocks.shape

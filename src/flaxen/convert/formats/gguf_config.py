@@ -39,7 +39,8 @@ class GgufConfig:
                 f"{file.path}: architecture {self.architecture!r} cannot be read from GGUF."
                 f"{did_you_mean(self.architecture, ARCHITECTURES)}"
             )
-        if (parts := file.metadata.get("split.count", 1)) > 1:
+        # A file that was merged again says 0.
+        if (parts := self.one("split.count", 1)) not in (0, 1):
             raise CheckpointError(
                 f"{file.path}: one of {parts} parts of a model. "
                 "Merge them first (llama-gguf-split --merge)."
@@ -52,28 +53,36 @@ class GgufConfig:
         self.kv_heads = self.number("attention.head_count_kv", self.heads)
         self.head_dim = self._head_dim()
 
+    def one(self, key: str, default: Any = None) -> Any:
+        """A value that may not be a list."""
+        found = self.file.metadata.get(key, default)
+        if isinstance(found, list | np.ndarray):
+            raise self.wrong(key, found, "one value")
+        return found
+
     def get(self, key: str, default: Any = None) -> Any:
-        return self.file.metadata.get(f"{self.architecture}.{key}", default)
+        return self.one(f"{self.architecture}.{key}", default)
+
+    def wrong(self, key: str, found: Any, expected: str) -> CheckpointError:
+        said = repr(found) if len(repr(found)) < 100 else f"{repr(found)[:100]}..."
+        return CheckpointError(f"{self.file.path}: {key} is {said}; expected {expected}.")
 
     def number(self, key: str, default: int | None = None) -> int:
         """A count, also where the file lists the same one for every layer."""
-        found = self.get(key, default)
-        values = set(np.atleast_1d(found).tolist()) if found is not None else set()
-        if len(values) != 1 or not isinstance(value := values.pop(), int) or value <= 0:
-            raise CheckpointError(
-                f"{self.file.path}: {self.architecture}.{key} is {found!r}; "
-                "expected one positive number."
-            )
-        return value
+        key = f"{self.architecture}.{key}"
+        found = self.file.metadata.get(key, default)
+        values = found.tolist() if isinstance(found, np.ndarray) else [found]
+        if not values or values.count(values[0]) != len(values):
+            raise self.wrong(key, found, "one positive number")
+        if type(values[0]) is not int or values[0] <= 0:
+            raise self.wrong(key, found, "one positive number")
+        return values[0]
 
     def real(self, key: str, default: float | None = None) -> float:
         """A positive number, as the shortest decimal that is this float32."""
         found = self.get(key, default)
         if not isinstance(found, int | float) or not found > 0:
-            raise CheckpointError(
-                f"{self.file.path}: {self.architecture}.{key} is {found!r}; "
-                "expected a positive number."
-            )
+            raise self.wrong(f"{self.architecture}.{key}", found, "a positive number")
         return _shortest(found)
 
     def _head_dim(self) -> int:
@@ -208,23 +217,34 @@ class GgufConfig:
         return {k: v for k, v in found.items() if v is not None}
 
     def _token_id(self, key: str) -> int | None:
-        return self.file.metadata.get(f"tokenizer.ggml.{key}")
+        key = f"tokenizer.ggml.{key}"
+        found = self.one(key)
+        if found is not None and type(found) is not int:
+            raise self.wrong(key, found, "the number of a token")
+        return found
 
     def generation_config(self) -> dict[str, Any]:
         """What would stand in generation_config.json: with every token that ends an answer."""
         ends = [self._token_id(f"{name}_token_id") for name in ("eos", "eot", "eom")]
-        tokens = self.file.metadata.get("tokenizer.ggml.tokens", [])
-        kinds = self.file.metadata.get("tokenizer.ggml.token_type", [])
+        tokens = self._list("tokenizer.ggml.tokens", list)
+        kinds = self._list("tokenizer.ggml.token_type", np.ndarray)
         ends += [
             i
             for i in np.flatnonzero(np.asarray(kinds) == CONTROL).tolist()
-            if i < len(tokens) and tokens[i] in ENDS_OF_TURN
+            if i < len(tokens) and isinstance(tokens[i], str) and tokens[i] in ENDS_OF_TURN
         ]
         unique = list(dict.fromkeys(i for i in ends if i is not None))
         eos = {"eos_token_id": unique[0] if len(unique) == 1 else unique} if unique else {}
         return {**self.special_ids(), **eos}
 
+    def _list(self, key: str, kind: type) -> Any:
+        found = self.file.metadata.get(key, _NOTHING[kind])
+        if not isinstance(found, kind):
+            raise self.wrong(key, found, "a list with an item for each token")
+        return found
 
+
+_NOTHING: dict[type, Any] = {list: [], np.ndarray: np.zeros(0)}
 _UNSAID = ("attn_factor", "yarn_attn_factor", "yarn_ext_factor", "alpha")
 LLAMA3 = {
     "low_freq_factor": 1.0,

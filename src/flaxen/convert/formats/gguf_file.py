@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from flaxen.convert.formats.source import possible
 from flaxen.core.errors import CheckpointError
 
 SCALARS = {
@@ -211,6 +212,8 @@ class _Walk:
                 f"tensor {name!r} of shape {shape} does not divide into {stored.name} blocks of "
                 f"{stored.block}."
             )
+        if not possible(shape):
+            raise self.fail(f"tensor {name!r} says it has the shape {shape}.")
         size = math.prod(shape) // stored.block * stored.size
         if start + size > self.size:
             raise self.fail(

@@ -8,16 +8,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from flaxen.convert.formats.checkpoint import NO_JSON, Checkpoint, read_json
-from flaxen.convert.formats.source import Entry, FileMap, FileTensor
-from flaxen.convert.lazy import ByteCounter, LazyTensor
+from flaxen.convert.formats.checkpoint import NO_JSON, Checkpoint
+from flaxen.convert.formats.folder import open_folder
+from flaxen.convert.formats.source import Entry, FileMap, FileTensor, possible
+from flaxen.convert.lazy import LazyTensor
 from flaxen.core.errors import CheckpointError
 
 DTYPES: dict[str, np.dtype] = {
@@ -58,74 +58,12 @@ def open_safetensors(path: Path) -> Checkpoint:
     Raises:
         CheckpointError: a file is absent, damaged, or at odds with the index.
     """
-    folder = path if path.is_dir() else path.parent
-    shards, wanted = _files(path)
-    counter, files = ByteCounter(), ExitStack()
-    tensors: dict[str, LazyTensor] = {}
-    metadata: dict[str, Any] = {}
-    with ExitStack() as on_error:
-        on_error.callback(files.close)
-        for shard in shards:
-            entries, extra = read_header(shard)
-            metadata |= extra
-            source = FileMap(shard, counter)
-            files.callback(source.close)
-            for name in wanted[shard.name] if wanted else entries:
-                if name not in entries:
-                    raise CheckpointError(
-                        f"{folder / INDEX} says that {name!r} is in {shard.name}, but it is not. "
-                        "Fetch both files again, from the same revision."
-                    )
-                tensors[name] = FileTensor(source, entries[name])
-        config, generation = (
-            read_json(folder / name) if (folder / name).is_file() else None
-            for name in ("config.json", "generation_config.json")
-        )
-        on_error.pop_all()
-    return Checkpoint(
-        tensors,
-        counter=counter,
-        config=config,
-        generation_config=generation,
-        folder=folder,
-        format="safetensors",
-        files=shards,
-        metadata=metadata,
-        close=files.close,
-    )
+    return open_folder(path, "safetensors", SINGLE, INDEX, _tensors)
 
 
-def _files(path: Path) -> tuple[list[Path], dict[str, list[str]] | None]:
-    """The files that make up a checkpoint, and by file the names that an index wants of it."""
-    if path.is_file():
-        return [path], None
-    if (path / SINGLE).is_file():
-        return [path / SINGLE], None
-    if (path / INDEX).is_file():
-        return _indexed(path / INDEX)
-    found = sorted(p.name for p in path.iterdir())
-    raise CheckpointError(
-        f"{path} holds neither {SINGLE} nor {INDEX}, only {', '.join(found[:8]) or 'nothing'}. "
-        "Pass a folder with safetensors weights."
-    )
-
-
-def _indexed(index: Path) -> tuple[list[Path], dict[str, list[str]]]:
-    weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise CheckpointError(f"{index} has no weight_map, so no tensor can be found by it.")
-    wanted: dict[str, list[str]] = {}
-    for name, file in weight_map.items():
-        if not isinstance(file, str) or Path(file).name != file:
-            raise CheckpointError(f"{index} puts {name!r} in {file!r}, which is no file name.")
-        wanted.setdefault(file, []).append(name)
-    absent = sorted(file for file in wanted if not (index.parent / file).is_file())
-    if absent:
-        raise CheckpointError(
-            f"{index} names files that are not there: {', '.join(absent)}. "
-            f"Fetch them into {index.parent}."
-        )
-    return [index.parent / file for file in sorted(wanted)], wanted
+def _tensors(source: FileMap) -> tuple[dict[str, LazyTensor], dict[str, Any]]:
+    entries, metadata = read_header(source.path)
+    return {name: FileTensor(source, entry) for name, entry in entries.items()}, metadata
 
 
 def read_header(path: Path) -> tuple[dict[str, Entry], dict[str, str]]:
@@ -166,7 +104,8 @@ def _entry(path: str | Path, name: str, fields: Any) -> tuple[Entry, int]:
     try:
         kind, shape, (start, stop) = fields["dtype"], fields["shape"], fields["data_offsets"]
         numbers = (*shape, start, stop)
-        if type(kind) is not str or not all(type(n) is int and n >= 0 for n in numbers):
+        counts = all(type(n) is int and n >= 0 for n in numbers)
+        if type(kind) is not str or not counts or not possible(shape):
             raise ValueError
     except (TypeError, KeyError, ValueError) as error:
         raise _damaged(path, f"the header of {name!r} is malformed: {fields}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import threading
@@ -17,6 +18,9 @@ from flaxen.core.errors import CheckpointError
 
 WINDOW = 32 << 20
 """Bytes used through maps after which their pages are let go."""
+
+MAX_AXES = 64
+MAX_SIZE = 1 << 48
 
 
 class Entry(NamedTuple):
@@ -52,13 +56,25 @@ class Window(ByteCounter):
                 Window._used = 0
 
 
+def possible(shape: tuple[int, ...]) -> bool:
+    """Whether an array can have this shape, which a file may claim for a tensor without values."""
+    return len(shape) <= MAX_AXES and math.prod(n or 1 for n in shape) <= MAX_SIZE
+
+
 class FileMap:
-    """An open file and a read-only map of it; arrays over the map outlive `close`."""
+    """An open file and a read-only map of it; arrays over the map outlive `close`.
+
+    Raises:
+        CheckpointError: the file is empty.
+    """
 
     def __init__(self, path: Path, counter: ByteCounter):
         self.path, self.counter = path, counter
         self.descriptor = os.open(path, os.O_RDONLY)
         self.close = weakref.finalize(self, os.close, self.descriptor)
+        if not os.fstat(self.descriptor).st_size:
+            self.close()
+            raise CheckpointError(f"{path} is empty. Fetch or write it again.")
         mapping = mmap.mmap(self.descriptor, 0, mmap.MAP_PRIVATE, mmap.PROT_READ)
         self.memory = np.frombuffer(mapping, np.uint8)
         self.window = Window(mapping, counter)

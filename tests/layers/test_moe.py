@@ -1,0 +1,154 @@
+"""Mixtures of experts against float64 NumPy, in which every token meets its experts one by one."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from flaxen.core.platform import compiling_for
+from flaxen.layers.context import PLAIN, Runtime
+from flaxen.layers.grouped import grouped_dot
+from flaxen.layers.moe import Experts, NormalisedRouter, Projections, Router
+from flaxen.shard import Placement, Plan, make_mesh
+
+E, K, D, F = 8, 2, 6, 10
+
+
+def draw(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def by_hand(x: np.ndarray, weight: np.ndarray, sizes: list[int]) -> np.ndarray:
+    group = np.repeat(np.arange(len(sizes)), sizes)
+    return np.einsum("ri,roi->ro", x[: len(group)].astype(float), weight[group].astype(float))
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+@pytest.mark.parametrize("sizes", [[3, 0, 5, 1], [0, 0, 9, 0], [9, 0, 0, 0], [0, 2, 0, 3]])
+def test_rows_meet_the_matrix_of_their_group(sizes, platform):
+    x, weight = draw(9, 4), draw(4, 5, 4, seed=1)
+    with compiling_for(platform):
+        got = grouped_dot(x, weight, jnp.array(sizes))
+    want = by_hand(x, weight, sizes)
+    np.testing.assert_allclose(got[: len(want)], want, atol=1e-5)
+
+
+@pytest.mark.parametrize("sizes", [[3, 0, 5, 1], [0, 2, 0, 3]])
+def test_gradients_of_a_grouped_product(sizes):
+    x, weight, grad = draw(9, 4), draw(4, 5, 4, seed=1), draw(9, 5, seed=2)
+    used = sum(sizes)
+    grad[used:] = 0
+    _, back = jax.vjp(lambda x, w: grouped_dot(x, w, jnp.array(sizes)), x, jnp.asarray(weight))
+    dx, dw = back(grad)
+    group = np.repeat(np.arange(4), sizes)
+    np.testing.assert_allclose(
+        dx[:used], np.einsum("ro,roi->ri", grad[:used], weight[group]), atol=1e-5
+    )
+    for g in range(4):
+        want = grad[:used][group == g].T @ x[:used][group == g]
+        np.testing.assert_allclose(dw[g], want, atol=1e-5)
+
+
+def test_groups_larger_than_a_block():
+    """With few groups and many rows, blocks of 128 rows are not enough for a group."""
+    sizes = [300, 1, 260, 0]
+    x, weight = draw(561, 4), draw(4, 5, 4, seed=1)
+    got = jax.jit(grouped_dot)(x, weight, jnp.array(sizes))
+    np.testing.assert_allclose(got, by_hand(x, weight, sizes), atol=1e-5)
+
+
+def test_sixteen_bit_weights_add_up_in_float32():
+    x, weight = np.ones((1, 512), np.float32), np.full((1, 1, 512), 1 / 512, np.float32)
+    weight[0, 0, 0] = 4.0
+    got = grouped_dot(*(jnp.asarray(a, jnp.bfloat16) for a in (x, weight)), jnp.array([1]))
+    assert got.dtype == jnp.float32
+    np.testing.assert_allclose(got, [[4 + 511 / 512]], rtol=1e-6)
+
+
+def experts() -> Experts:
+    stack = lambda seed, *shape: Projections(weight=draw(E, *shape, seed=seed))
+    return Experts(
+        gate_proj=stack(1, F, D), up_proj=stack(2, F, D), down_proj=stack(3, D, F), act="silu"
+    )
+
+
+def mixed_by_hand(e: Experts, x: np.ndarray, weights: np.ndarray, chosen: np.ndarray):
+    gate, up, down = (np.asarray(p.weight, float) for p in (e.gate_proj, e.up_proj, e.down_proj))
+    y = np.zeros(x.shape)
+    for place in np.ndindex(chosen.shape):
+        token, expert = x[place[:2]].astype(float), chosen[place]
+        g = gate[expert] @ token
+        inner = g / (1 + np.exp(-g)) * (up[expert] @ token)
+        y[place[:2]] += weights[place] * (down[expert] @ inner)
+    return y
+
+
+def tokens(batch: int = 8, length: int = 4) -> tuple[np.ndarray, ...]:
+    rng = np.random.default_rng(4)
+    # Experts 2 and 3 get nothing, expert 5 nearly everything.
+    chosen = np.where(rng.random((batch, length, K)) < 0.8, [5, 0], [1, 7])
+    return draw(batch, length, D), rng.random(chosen.shape).astype(np.float32), chosen
+
+
+def test_each_token_goes_through_its_experts():
+    args = tokens()
+    got = experts()(*map(jnp.asarray, args), PLAIN)
+    np.testing.assert_allclose(got, mixed_by_hand(experts(), *args), atol=1e-4)
+
+
+PLANS = {
+    "ep=8": "auto",
+    "ep=4,tp=2": "auto",
+    "ep=2,tp=2,fsdp=2": "auto",
+    "dp=4,ep=2": "auto",
+    "sp=2,ep=4": "auto",
+    # Tokens and experts cut along the same mesh axis.
+    "fsdp=8": Plan({"experts": "fsdp"}, {"batch": "fsdp"}),
+    # An axis of embed and of mlp, and experts along two.
+    "fsdp=2,ep=2,tp=2": Plan({"experts": ("ep", "fsdp"), "embed": "tp", "mlp": "tp"}, {}),
+}
+
+
+@pytest.mark.parametrize("mesh", PLANS)
+def test_on_a_mesh_experts_give_the_same_and_so_do_their_gradients(mesh):
+    from flaxen.shard import plan_named
+
+    runtime = Runtime(placement=Placement(make_mesh(mesh), plan_named(PLANS[mesh])))
+    args = tuple(map(jnp.asarray, tokens()))
+
+    def run(runtime):
+        def loss(e, x, weights):
+            y = e(x, weights, args[2], runtime)
+            return (y**3).sum(), y
+
+        return jax.jit(jax.value_and_grad(loss, (0, 1, 2), has_aux=True))(experts(), *args[:2])
+
+    (_, want), want_grads = run(PLAIN)
+    (_, got), grads = run(runtime)
+    np.testing.assert_allclose(got, want, atol=1e-4)
+    for g, w in zip(jax.tree.leaves(grads), jax.tree.leaves(want_grads), strict=True):
+        np.testing.assert_allclose(g, w, atol=1e-3 * np.abs(w).max())
+
+
+@pytest.mark.parametrize("kind", [Router, NormalisedRouter])
+def test_a_router_takes_the_largest_probabilities(kind):
+    x, weight = draw(2, 3, D), draw(E, D, seed=1)
+    weights, chosen = kind(weight=weight, k=K)(jnp.asarray(x))
+    scores = np.exp(x.astype(float) @ weight.T.astype(float))
+    scores /= scores.sum(-1, keepdims=True)
+    want = -np.sort(-scores)[..., :K]
+    if kind is NormalisedRouter:
+        want /= want.sum(-1, keepdims=True)
+    np.testing.assert_array_equal(chosen, np.argsort(-scores)[..., :K])
+    np.testing.assert_allclose(weights, want, rtol=1e-5)
+
+
+def test_a_router_scores_in_float32_whatever_the_model():
+    """Two experts whose scores differ by less than bfloat16 can tell."""
+    x = jnp.ones((1, 1, 2), jnp.bfloat16)
+    weight = jnp.asarray([[256, 0.5], [256, 0.75]], jnp.bfloat16)
+    weights, chosen = Router(weight=weight, k=1)(x)
+    assert weights.dtype == jnp.float32
+    assert chosen.item() == 1
