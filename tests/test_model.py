@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import golden
 import jax
@@ -205,6 +206,31 @@ def test_remat_changes_no_number(folder, model):
     grads = [jax.grad(lambda m: m(IDS, labels=IDS).loss)(m) for m in (model, again)]
     for a, b in zip(*map(jax.tree.leaves, grads), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def test_a_contradictory_generation_config_comes_back_as_it_was(tmp_path):
+    source = golden.write_folder(golden.case("llama"), tmp_path / "source")
+    said = '{"do_sample": false, "temperature": 1e-06, "top_p": null}'
+    (source / "generation_config.json").write_text(said)
+    model = flaxen.load(source)
+    model.save(tmp_path / "out")
+    saved = (tmp_path / "out" / "generation_config.json").read_text()
+    assert json.loads(saved) == json.loads(said) == model.generation_config
+
+
+def test_a_tokenizer_is_written_before_the_folder_is_swapped_in(model, tmp_path):
+    class Tokenizer:
+        def save_pretrained(self, folder):
+            (folder / "tokenizer.json").write_text("{}")
+            if (tmp_path / "out").exists():
+                raise RuntimeError("stop")
+
+    model.save(tmp_path / "out", tokenizer=Tokenizer())
+    before = {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()}
+    assert before["tokenizer.json"] == b"{}"
+    with pytest.raises(RuntimeError, match="stop"):
+        model.save(tmp_path / "out", dtype="bfloat16", tokenizer=Tokenizer())
+    assert {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()} == before
 
 
 def test_an_unknown_dtype_offers_the_nearest(folder):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from flaxen.convert.arrays import ArrayTensor
+from flaxen.convert.arrays import ArrayTensor, Held, OwnPart
 from flaxen.convert.dtypes import float_dtype
 from flaxen.convert.lazy import LazyTensor
 from flaxen.convert.relation import Relation, relate
@@ -40,8 +41,8 @@ def save(
     config, tokenizer files.
 
     Nothing is gathered whole; the folder is the old one or the new one at every moment. `tokenizer`
-    (an HF tokenizer) is saved too, otherwise the
-    files of the folder that the model came from are copied.
+    (an HF tokenizer) is saved too, otherwise the files of the folder that the model came from are
+    copied. Where several processes share the model, all call this, and each writes its own part.
 
     Weights that stayed packed are written as the checkpoint had them, and its
     `quantization_config` with them.
@@ -51,9 +52,10 @@ def save(
             dtype asked of packed weights.
     """
     kind = float_dtype(dtype)
+    several = jax.process_count() > 1
     raw = both_spellings(json.loads(model.origin.config_json))
     raw.setdefault("architectures", [f"{model.config.model_type.title()}ForCausalLM"])
-    tensors, quantization = _stored(model)
+    tensors, quantization = _stored(model, OwnPart if several else ArrayTensor)
     if quantization is not None:
         raw["quantization_config"] = quantization
         if kind is not None:
@@ -65,59 +67,64 @@ def save(
         write_checkpoint(
             tensors,
             folder,
+            held=hub_tensors(model, Held) if several else None,
             config=raw,
             generation_config=model.generation_config,
             copy_from=model.origin.folder,
             max_shard_size=max_shard_size,
             dtype=kind,
+            write_beside=None if tokenizer is None else tokenizer.save_pretrained,
             progress=report,
         )
-    if tokenizer is not None:
-        tokenizer.save_pretrained(str(folder))
 
 
-def hub_tensors(model: Model) -> dict[str, LazyTensor]:
-    """A model's weights as lazy tensors under the names and layouts they were loaded from; packed
-    ones by part.
+def hub_tensors(
+    model: Model, leaf: Callable[[Any], LazyTensor] = ArrayTensor
+) -> dict[str, LazyTensor]:
+    """What `leaf` makes of a model's weights, under the names and layouts they were loaded from;
+    of packed weights, part by part.
     """
-    return _stored(model)[0]
+    return _stored(model, leaf)[0]
 
 
-def _stored(model: Model) -> tuple[dict[str, LazyTensor], dict[str, Any] | None]:
+def _stored(
+    model: Model, leaf: Callable[[Any], LazyTensor]
+) -> tuple[dict[str, LazyTensor], dict[str, Any] | None]:
     """What a file of this model holds, and the `quantization_config` if weights are packed."""
-    for path, leaf in model.parameters().items():
-        if not isinstance(leaf, jax.Array | np.ndarray):
-            raise CheckpointError(
-                f"{path} holds no weight but a {type(leaf).__name__}; load the model without "
-                "abstract=True."
-            )
     abstract, family, _ = abstract_module(model.config)
-    relation = relate(abstract, family.names)
-    tensors = jax.tree.map(ArrayTensor, model.module)
-    layers = unfold(tensors.layers, _layer)
-    lazies = paths(
-        dataclasses.replace(tensors, layers=layers),
-        lambda x: isinstance(x, LazyTensor | QuantizedWeight),
-    )
+    relation, lazies = relate(abstract, family.names), _leaves(model, leaf)
     extra = sorted(set(lazies) - set(paths(abstract, is_param)))
     if extra:
         raise CheckpointError(
             "The model holds weights that its checkpoint has no place for: "
             f"{', '.join(extra[:4])}. Merge adapters first (flaxen.tune.merge)."
         )
-    leaves = {path: x for path, x in lazies.items() if isinstance(x, QuantizedWeight)}
-    rows = (row for row in relation.rows if not any(p in leaves for p, _ in row.parts.values()))
+    packs = {path: x for path, x in lazies.items() if isinstance(x, QuantizedWeight)}
+    rows = (row for row in relation.rows if not packs.keys() & (p for p, _ in row.parts.values()))
     out = hub_layout(Relation(tuple(rows)), lazies, model.loading or Report())
     applied = model.origin.applied
     if applied is not None:
         out = reverted(out, applied)
-    if not leaves:
+    if not packs:
         return out, None
     renamed = applied.names if applied else {}
     names = {row.path: renamed.get(row.names[0], row.names[0]) for row in relation.table()}
-    packs = {names[path]: leaf for path, leaf in leaves.items()}
-    stored, quantization = stored_tensors(packs, model.origin.quantization_json or "")
+    named = {names[path]: x for path, x in packs.items()}
+    stored, quantization = stored_tensors(named, model.origin.quantization_json or "")
     return out | stored, quantization
+
+
+def _leaves(model: Model, leaf: Callable[[Any], LazyTensor]) -> dict[str, Any]:
+    """What `leaf` makes of each weight, by path; packed weights with their parts made so."""
+    for path, weight in model.parameters().items():
+        if not isinstance(weight, jax.Array | np.ndarray):
+            raise CheckpointError(
+                f"{path} holds no weight but a {type(weight).__name__}; load the model without "
+                "abstract=True."
+            )
+    tensors = jax.tree.map(leaf, model.module)
+    apart = dataclasses.replace(tensors, layers=unfold(tensors.layers, _layer))
+    return paths(apart, lambda x: isinstance(x, LazyTensor | QuantizedWeight))
 
 
 def _layer(tensor: LazyTensor, i: int) -> LazyTensor:

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import numpy as np
 
-from flaxen.convert.lazy import Box, ByteCounter, LazyTensor, Mapped, box_shape, concrete, copy
+from flaxen.convert.lazy import (
+    Box,
+    ByteCounter,
+    LazyTensor,
+    Mapped,
+    box_shape,
+    concrete,
+    copy,
+    shifted,
+    whole,
+)
 from flaxen.core.errors import CheckpointError
 
 
@@ -22,31 +34,60 @@ class ArrayTensor(LazyTensor):
             self.shards = [(concrete((slice(None),) * array.ndim, self.shape), array)]
 
     def fill(self, box: Box, out: np.ndarray) -> None:
+        if self._fill_own(box, out) < out.size:
+            raise CheckpointError(
+                "Part of an array lives on another process: let all processes save together, or "
+                "gather it first."
+            )
+
+    def _fill_own(self, box: Box, out: np.ndarray) -> int:
+        """Write what this process has of a box; how many elements that is."""
         self.counter.add(out.nbytes)
         filled = 0
         for where, data in self.shards:
-            shared = [_overlap(b, w) for b, w in zip(box, where, strict=True)]
-            if all(s.start < s.stop for s in shared):
-                place = (_from(s, b.start) for s, b in zip(shared, box, strict=True))
-                target = out[(*place, ...)]
-                inner = tuple(_from(s, w.start) for s, w in zip(shared, where, strict=True))
-                copy(target, _host(data, inner))
+            shared = _shared(box, where)
+            if shared is not None:
+                target = out[(*_within(shared, box), ...)]
+                copy(target, _host(data, _within(shared, where)))
                 filled += target.size
-        if filled < out.size:
-            raise CheckpointError(
-                "Part of an array lives on another process: gather it first, "
-                "or save from the process that holds it."
-            )
+        return filled
 
     def mapped(self, box: Box) -> Mapped | None:
-        if len(self.shards) != 1 or not _on_host(self.shards[0][1]):
+        where, data = self.shards[0] if len(self.shards) == 1 else (None, None)
+        if where != whole(self.shape) or not _on_host(data):
             return None
-        where, data = self.shards[0]
-        inner = tuple(_from(b, w.start) for b, w in zip(box, where, strict=True))
-        return Mapped(np.asarray(data)[(*inner, ...)], self.counter)
+        return Mapped(np.asarray(data)[(*box, ...)], self.counter)
 
 
-def _on_host(data: np.ndarray | jax.Array) -> bool:
+class OwnPart(ArrayTensor):
+    """What this process has of an array; the rest of what is asked for is left as it was."""
+
+    def fill(self, box: Box, out: np.ndarray) -> None:
+        self._fill_own(box, out)
+
+
+class Held(LazyTensor):
+    """Which elements of an array this process is to write: each is written by one process."""
+
+    dtype = np.dtype(np.bool_)
+
+    def __init__(self, array: np.ndarray | jax.Array):
+        self.shape = tuple(array.shape)
+        if isinstance(array, jax.Array) and not array.is_fully_addressable:
+            first = [s for s in array.addressable_shards if s.replica_id == 0]
+            self.boxes = [concrete(s.index, self.shape) for s in first]
+        else:
+            self.boxes = [whole(self.shape)] if jax.process_index() == 0 else []
+
+    def fill(self, box: Box, out: np.ndarray) -> None:
+        out[...] = False
+        for where in self.boxes:
+            shared = _shared(box, where)
+            if shared is not None:
+                out[_within(shared, box)] = True
+
+
+def _on_host(data: Any) -> bool:
     return isinstance(data, np.ndarray) or next(iter(data.devices())).platform == "cpu"
 
 
@@ -57,9 +98,13 @@ def _host(data: np.ndarray | jax.Array, inner: Box) -> np.ndarray:
     return np.asarray(data if box_shape(inner) == data.shape else data[inner])
 
 
-def _overlap(a: slice, b: slice) -> slice:
-    return slice(max(a.start, b.start), min(a.stop, b.stop))
+def _shared(a: Box, b: Box) -> Box | None:
+    """What two boxes have in common."""
+    both = zip(a, b, strict=True)
+    common = tuple(slice(max(s.start, t.start), min(s.stop, t.stop)) for s, t in both)
+    return common if all(s.start < s.stop for s in common) else None
 
 
-def _from(part: slice, start: int) -> slice:
-    return slice(part.start - start, part.stop - start)
+def _within(box: Box, outer: Box) -> Box:
+    """The same box, counted from the start of one around it."""
+    return tuple(shifted(s, -o.start) for s, o in zip(box, outer, strict=True))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,7 +15,15 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
-from flaxen.convert.lazy import Box, LazyTensor, aligned_empty, box_shape, concrete, is_float
+from flaxen.convert.lazy import (
+    LARGE,
+    Box,
+    LazyTensor,
+    aligned_empty,
+    box_shape,
+    concrete,
+    is_float,
+)
 from flaxen.convert.views import slabs
 
 SLAB = 16 << 20
@@ -21,20 +32,20 @@ SLAB = 16 << 20
 AHEAD = 256 << 20
 """Bytes that may be on their way beside the tensor that is waited for."""
 
+_SYSTEM = ctypes.CDLL(None)
+_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE
 
-class Part(NamedTuple):
-    """One box of a tensor in host memory, and the devices that want it."""
 
-    values: np.ndarray
-    devices: list[Any]
+Bounds = tuple[tuple[int, int], ...]
+"""Start and stop along each axis: a box that can be a key."""
 
 
 class Pending(NamedTuple):
-    """A tensor whose parts are being read."""
+    """A tensor whose parts, each one box of it in host memory, are being read."""
 
     shape: tuple[int, ...]
     sharding: Sharding
-    parts: list[Part]
+    parts: dict[Bounds, np.ndarray]
     reads: list[tuple[Future[None], int]]
     nbytes: int
 
@@ -85,14 +96,14 @@ def _cast(tensor: LazyTensor, dtype: Any) -> LazyTensor:
 
 
 def _start(pool: ThreadPoolExecutor, tensor: LazyTensor, sharding: Sharding) -> Pending:
-    parts, jobs = [], []
+    parts, jobs = {}, []
     for box, devices in boxes(sharding, tensor.shape):
         values = tensor.view(box) if devices[0].platform == "cpu" else None
         if values is None:
             values = aligned_empty(box_shape(box), tensor.dtype)
             for slab, inside in slabs(box, tensor.dtype.itemsize, SLAB):
                 jobs.append((slab, values[(*inside, ...)]))
-        parts.append(Part(values, devices))
+        parts[bounds(box)] = values
     # In the order of the file, whosever they are: what devices share there is near in time too.
     jobs.sort(key=lambda job: [part.start for part in job[0]])
     reads = [(pool.submit(_read, tensor, slab, out), out.nbytes) for slab, out in jobs]
@@ -101,17 +112,32 @@ def _start(pool: ThreadPoolExecutor, tensor: LazyTensor, sharding: Sharding) -> 
 
 
 def _read(tensor: LazyTensor, box: Box, target: np.ndarray) -> None:
+    _provide(target)
     tensor.read(box, target)
+
+
+def _provide(target: np.ndarray) -> None:
+    """Let the system find the pages of fresh memory in one call: a fault for each costs more than
+    copying into it.
+    """
+    if sys.platform == "linux" and target.nbytes >= LARGE:
+        start = target.ctypes.data & -mmap.PAGESIZE
+        length = target.ctypes.data + target.nbytes - start
+        # Older kernels refuse, and the pages come one by one.
+        _SYSTEM.madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), _POPULATE_WRITE)
 
 
 def boxes(sharding: Sharding, shape: tuple[int, ...]) -> Iterator[tuple[Box, list[Any]]]:
     """Each different box that devices of this process hold, and those devices."""
-    found: dict[tuple[tuple[int, int], ...], list[Any]] = {}
+    found: dict[Bounds, list[Any]] = {}
     for device, index in sharding.addressable_devices_indices_map(shape).items():
-        box = concrete(index or (), shape)
-        found.setdefault(tuple((s.start, s.stop) for s in box), []).append(device)
-    for bounds, devices in found.items():
-        yield tuple(slice(*pair) for pair in bounds), devices
+        found.setdefault(bounds(concrete(index or (), shape)), []).append(device)
+    for pairs, devices in found.items():
+        yield tuple(slice(*pair) for pair in pairs), devices
+
+
+def bounds(box: Box) -> Bounds:
+    return tuple((s.start, s.stop) for s in box)
 
 
 def _finish(pending: Pending, progress: Callable[[int], None] | None) -> jax.Array:
@@ -119,13 +145,13 @@ def _finish(pending: Pending, progress: Callable[[int], None] | None) -> jax.Arr
         future.result()
         if progress is not None:
             progress(nbytes)
-    pieces = [
-        jax.device_put(part.values, device, may_alias=True)
-        for part in pending.parts
-        for device in part.devices
-    ]
     if progress is not None and not pending.reads:
-        progress(sum(part.values.nbytes for part in pending.parts))
-    array = jax.make_array_from_single_device_arrays(pending.shape, pending.sharding, pieces)
+        progress(sum(values.nbytes for values in pending.parts.values()))
+
+    def part(index: tuple[slice, ...] | None) -> np.ndarray:
+        return pending.parts[bounds(concrete(index or (), pending.shape))]
+
+    # All devices at once: on CPU the array takes the memory as it is.
+    array = jax.make_array_from_callback(pending.shape, pending.sharding, part)
     # On an accelerator the host buffer must be gone before more are filled.
     return array.block_until_ready()

@@ -6,21 +6,18 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from flaxen.convert.formats.safetensors import DTYPES, INDEX, SINGLE
-from flaxen.convert.formats.subbyte import kind_and_shape, storable
-from flaxen.convert.lazy import ALIGNMENT, LazyTensor, aligned_empty, box_shape, is_float, whole
-from flaxen.convert.swap import replacing
-from flaxen.convert.views import slabs
+from flaxen.convert.formats.safetensors import INDEX, SINGLE
+from flaxen.convert.formats.subbyte import storable
+from flaxen.convert.formats.writing import KINDS, Layout
+from flaxen.convert.lazy import LazyTensor, is_float
+from flaxen.convert.together import Alone, Processes, agreed, replacing_together
 from flaxen.core.errors import CheckpointError
-
-CHUNK = 16 << 20
-"""Bytes held in memory while writing."""
 
 BESIDE = (
     "tokenizer*.json",
@@ -36,7 +33,6 @@ BESIDE = (
 """Small files that belong to a model but not to its weights."""
 
 OURS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
-_KINDS = {dtype: kind for kind, dtype in DTYPES.items()}
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _BINARY_UNITS = {"KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 
@@ -45,11 +41,13 @@ def write_checkpoint(
     tensors: Mapping[str, LazyTensor],
     folder: str | Path,
     *,
+    held: Mapping[str, LazyTensor] | None = None,
     config: dict[str, Any] | None = None,
     max_shard_size: int | str = "5GB",
     metadata: Mapping[str, str] | None = None,
     generation_config: dict[str, Any] | None = None,
     copy_from: Path | None = None,
+    write_beside: Callable[[Path], Any] | None = None,
     dtype: Any = None,
     progress: Callable[[int], None] | None = None,
 ) -> None:
@@ -57,60 +55,50 @@ def write_checkpoint(
 
     The folder changes all at once when everything is written; until then, whatever happens, the
     old one stays. Files in it that are no weights of ours are kept; tokenizer files and the like
-    are copied from `copy_from`. `dtype` converts floats only, and the config then says so.
+    are copied from `copy_from`, and `write_beside` may write more into the folder it is given.
+    `dtype` converts floats only, and the config then says so.
+
+    held: given where all processes of `jax.distributed` write together, each what it has: booleans,
+    true for the elements of a tensor that are this process's to write. All call this alike.
 
     Raises:
-        CheckpointError: a dtype that the format does not have, or no such size as `max_shard_size`.
+        CheckpointError: a dtype that the format does not have, no such size as `max_shard_size`, or
+        a folder that cannot be written, by this process or another.
     """
     cast = {n: t.astype(dtype) if dtype and is_float(t.dtype) else t for n, t in tensors.items()}
     cast = {n: storable(t) for n, t in cast.items()}
     for name, tensor in cast.items():
-        if tensor.dtype not in _KINDS:
+        if tensor.dtype not in KINDS:
             raise CheckpointError(f"{name!r} is {tensor.dtype}, which safetensors cannot hold.")
     shards = _shards(cast, _bytes(max_shard_size))
-    with replacing(Path(folder), ours=lambda name: OURS.fullmatch(name) is not None) as target:
-        if copy_from is not None:
-            _copy_beside(copy_from, target)
-        if config is not None:
-            _write_json(target / "config.json", with_dtype(config, cast, dtype))
-        if generation_config is not None:
-            _write_json(target / "generation_config.json", generation_config)
-        for file, names in shards.items():
-            part = {name: cast[name] for name in names}
-            write_file(target / file, part, {"format": "pt", **(metadata or {})}, progress)
-        if len(shards) > 1:
-            _write_json(target / INDEX, _index(cast, shards))
-
-
-def write_file(
-    path: Path,
-    tensors: Mapping[str, LazyTensor],
-    metadata: Mapping[str, str],
-    progress: Callable[[int], None] | None = None,
-) -> None:
-    """One safetensors file, whose data start at a multiple of 64 bytes.
-
-    Tensors whose size is a multiple of 64 come first, so that each starts at one too and can be
-    used where it is mapped; the others follow by falling alignment.
-    """
-    ordered = sorted(tensors.items(), key=lambda item: -_alignment(item[1].nbytes))
-    header: dict[str, Any] = {"__metadata__": dict(metadata)}
-    at = 0
-    for name, tensor in ordered:
-        span = [at, at + tensor.nbytes]
-        kind, shape = kind_and_shape(tensor, _KINDS)
-        header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": span}
-        at = span[1]
-    raw = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    raw += b" " * (-(len(raw) + 8) % ALIGNMENT)
-    with path.open("wb", buffering=0) as file:
-        _write(file.fileno(), np.frombuffer(len(raw).to_bytes(8, "little") + raw, np.uint8))
-        for _, tensor in ordered:
-            for chunk in _chunks(tensor):
-                _write(file.fileno(), chunk)
-                if progress is not None:
-                    progress(chunk.nbytes)
-        os.fsync(file.fileno())
+    about = {"format": "pt", **(metadata or {})}
+    files = {file: Layout.of({n: cast[n] for n in names}, about) for file, names in shards.items()}
+    team = Alone() if held is None else Processes()
+    with replacing_together(Path(folder), _ours, team) as target:
+        with agreed(team):
+            if team.index == 0:
+                if copy_from is not None:
+                    _copy_beside(copy_from, target)
+                if write_beside is not None:
+                    _write_beside(write_beside, target)
+                if config is not None:
+                    _write_json(target / "config.json", with_dtype(config, cast, dtype))
+                if generation_config is not None:
+                    _write_json(target / "generation_config.json", generation_config)
+                if len(shards) > 1:
+                    _write_json(target / INDEX, _index(cast, shards))
+                for file, layout in files.items():
+                    layout.begin(target / file)
+        written = 0
+        with agreed(team):
+            for file, layout in files.items():
+                written += layout.fill(target / file, cast, held, progress)
+        with agreed(team):
+            total, expected = sum(map(int, team.gather(str(written)))), _nbytes(cast)
+            if total != expected:
+                raise CheckpointError(
+                    f"{expected} bytes should have been written, the processes hold {total}."
+                )
 
 
 def with_dtype(
@@ -138,6 +126,14 @@ def _set_dtype(config: dict[str, Any], name: str, outer: bool = True) -> dict[st
     return inner | dict.fromkeys(known or (["dtype"] if outer else []), name)
 
 
+def _ours(name: str) -> bool:
+    return OURS.fullmatch(name) is not None
+
+
+def _nbytes(tensors: Mapping[str, LazyTensor]) -> int:
+    return sum(t.nbytes for t in tensors.values())
+
+
 def _shards(tensors: Mapping[str, LazyTensor], limit: int) -> dict[str, list[str]]:
     """File name -> tensors, filled in order; a tensor above the limit has a file of its own."""
     groups: list[list[str]] = [[]]
@@ -158,7 +154,7 @@ def _index(tensors: Mapping[str, LazyTensor], shards: dict[str, list[str]]) -> d
     where = {name: file for file, names in shards.items() for name in names}
     totals = {
         "total_parameters": sum(t.size for t in tensors.values()),
-        "total_size": sum(t.nbytes for t in tensors.values()),
+        "total_size": _nbytes(tensors),
     }
     return {"metadata": totals, "weight_map": dict(sorted(where.items()))}
 
@@ -173,30 +169,21 @@ def _bytes(size: int | str) -> int:
     return nbytes
 
 
-def _alignment(nbytes: int) -> int:
-    """The largest power of two up to 64 that divides a size."""
-    return min(nbytes & -nbytes, ALIGNMENT) if nbytes else ALIGNMENT
-
-
-def _chunks(tensor: LazyTensor) -> Iterator[np.ndarray]:
-    """The tensor's bytes in order; each chunk is overwritten by the next one."""
-    buffer = aligned_empty((min(CHUNK, tensor.nbytes),), np.dtype(np.uint8))
-    for box, _ in slabs(whole(tensor.shape), tensor.dtype.itemsize, CHUNK):
-        shape = box_shape(box)
-        nbytes = int(np.prod(shape)) * tensor.dtype.itemsize
-        tensor.read(box, buffer[:nbytes].view(tensor.dtype).reshape(shape))
-        yield buffer[:nbytes]
-
-
-def _write(descriptor: int, data: np.ndarray) -> None:
-    left = data.data
-    while left:
-        left = left[os.write(descriptor, left) :]
-
-
 def _write_json(path: Path, value: dict[str, Any]) -> None:
     path.unlink(missing_ok=True)
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    with path.open("w", encoding="utf-8") as file:
+        file.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _write_beside(write: Callable[[Path], Any], target: Path) -> None:
+    """Let files be written where none are, then give them their names in the folder."""
+    aside = target / ".beside"
+    aside.mkdir()
+    write(aside)
+    shutil.copytree(aside, target, dirs_exist_ok=True, copy_function=os.replace)
+    shutil.rmtree(aside)
 
 
 def _copy_beside(source: Path, target: Path) -> None:

@@ -5,15 +5,22 @@ from __future__ import annotations
 import math
 import mmap
 import os
+import threading
 import weakref
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from flaxen.convert.lazy import Box, ByteCounter, LazyTensor, Mapped, copy
 from flaxen.convert.reshaping import single_run
 from flaxen.core.errors import CheckpointError
+
+WINDOW = 32 << 20
+"""Bytes used through maps after which their pages are let go."""
+
+MAX_AXES = 64
+MAX_SIZE = 1 << 48
 
 
 class Entry(NamedTuple):
@@ -24,8 +31,29 @@ class Entry(NamedTuple):
     start: int
 
 
-MAX_AXES = 64
-MAX_SIZE = 1 << 48
+class Window(ByteCounter):
+    """Counts what was used through one map, and lets go of the pages after a while.
+
+    They stay in the page cache; but those that are mapped count as memory of this process.
+    """
+
+    _maps: ClassVar[weakref.WeakSet[mmap.mmap]] = weakref.WeakSet()
+    _used: ClassVar[int] = 0
+    _all: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self, mapping: mmap.mmap, counter: ByteCounter):
+        self.mapping, self.counter = mapping, counter
+
+    def add(self, nbytes: int) -> None:
+        self.counter.add(nbytes)
+        with Window._all:
+            Window._maps.add(self.mapping)
+            Window._used += nbytes
+            if Window._used >= WINDOW:
+                for mapping in Window._maps:
+                    mapping.madvise(mmap.MADV_DONTNEED)
+                Window._maps.clear()
+                Window._used = 0
 
 
 def possible(shape: tuple[int, ...]) -> bool:
@@ -49,6 +77,7 @@ class FileMap:
             raise CheckpointError(f"{path} is empty. Fetch or write it again.")
         mapping = mmap.mmap(self.descriptor, 0, mmap.MAP_PRIVATE, mmap.PROT_READ)
         self.memory = np.frombuffer(mapping, np.uint8)
+        self.window = Window(mapping, counter)
 
     def read_into(self, start: int, out: np.ndarray) -> None:
         """Fill a contiguous array with the bytes from `start` on."""
@@ -70,15 +99,16 @@ class FileTensor(LazyTensor):
         self.dtype, self.shape = entry.dtype, entry.shape
 
     def fill(self, box: Box, out: np.ndarray) -> None:
-        self.source.counter.add(out.nbytes)
         run = single_run(box, self.shape) if out.flags.c_contiguous else None
         if run is not None:
+            self.source.counter.add(out.nbytes)
             self.source.read_into(self.start + run[0] * self.dtype.itemsize, out)
         else:
             copy(out, self._array()[(*box, ...)])
+            self.source.window.add(out.nbytes)
 
     def mapped(self, box: Box) -> Mapped | None:
-        return Mapped(self._array()[(*box, ...)], self.source.counter)
+        return Mapped(self._array()[(*box, ...)], self.source.window)
 
     def _array(self) -> np.ndarray:
         memory = self.source.memory[self.start : self.start + self.nbytes]

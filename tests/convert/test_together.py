@@ -1,0 +1,58 @@
+"""Two processes with four devices each share a model, on loopback."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import golden
+import pytest
+
+import flaxen
+
+SCRIPT = Path(__file__).parent.parent / "two_processes.py"
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """The folder that was loaded, the one that both wrote, and what each reports."""
+    path = tmp_path_factory.mktemp("together")
+    source = golden.write_folder(golden.case("llama"), path / "source")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    both, reports = path / "both" / "out", [path / "first.json", path / "second.json"]
+    started = [
+        subprocess.Popen([sys.executable, SCRIPT, str(port), str(i), source, both, report])
+        for i, report in enumerate(reports)
+    ]
+    try:
+        assert [process.wait(timeout=120) for process in started] == [0, 0]
+    finally:
+        for process in started:
+            process.kill()
+    return source, both, [json.loads(report.read_text()) for report in reports]
+
+
+def test_each_reads_the_boxes_of_its_devices_alone(saved):
+    whole = sum(a.nbytes for a in golden.case("llama").weights.values())
+    for report in saved[2]:
+        assert report["read"] == report["boxes"] < 0.7 * whole
+
+
+def test_what_both_save_is_what_one_saves(saved, tmp_path):
+    source, both, _ = saved
+    flaxen.load(source).save(tmp_path / "one", max_shard_size="100KB")
+    files = [{p.name: p.read_bytes() for p in f.iterdir()} for f in (both, tmp_path / "one")]
+    assert files[0] == files[1] and len(files[0]) > 3
+    assert [p.name for p in both.parent.iterdir()] == ["out"]
+
+
+def test_when_one_fails_both_say_so_and_the_old_folder_stays(saved):
+    first, second = (report["error"] for report in saved[2])
+    assert re.search("Process 1 could not save.*No space left", first)
+    assert re.search("out cannot be written .*No space left", second)
