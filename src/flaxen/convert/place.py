@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ from flaxen.convert.lazy import (
     is_float,
 )
 from flaxen.convert.views import slabs
+from flaxen.core.platform import platform
 
 SLAB = 16 << 20
 """Bytes that one thread reads at a time."""
@@ -36,16 +38,37 @@ _SYSTEM = ctypes.CDLL(None)
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE
 
 
-Bounds = tuple[tuple[int, int], ...]
+Bounds = tuple[tuple[int | None, int | None], ...]
 """Start and stop along each axis: a box that can be a key."""
 
 
-class Pending(NamedTuple):
-    """A tensor whose parts, each one box of it in host memory, are being read."""
+class Cut(NamedTuple):
+    """The boxes that the devices of this process hold of a tensor.
 
-    shape: tuple[int, ...]
+    `part_of` leads from what jax calls a box, where None is an end, to its place in `boxes`.
+    """
+
+    boxes: list[Box]
+    on_cpu: list[bool]
+    part_of: dict[Bounds, int]
+
+
+class Planned(NamedTuple):
+    """A tensor whose parts, each one box of it, have their place in host memory.
+
+    `jobs` are the boxes still to be read and where to; what a view gives needs none.
+    """
+
+    tensor: LazyTensor
     sharding: Sharding
-    parts: dict[Bounds, np.ndarray]
+    parts: list[np.ndarray]
+    jobs: list[tuple[Box, np.ndarray]]
+
+
+class Pending(NamedTuple):
+    """A tensor whose parts are being read."""
+
+    planned: Planned
     reads: list[tuple[Future[None], int]]
     nbytes: int
 
@@ -67,13 +90,17 @@ def place(
     """
     leaves, structure = jax.tree.flatten(lazies)
     where = _leaf_shardings(shardings, len(leaves))
+    plans = (_plan(_cast(t, dtype), s) for t, s in zip(leaves, where, strict=True))
+    if platform() == "cpu":
+        # What stays is reserved before any of it is filled: reserving waits for whoever fills.
+        plans = iter(list(plans))
     arrays: list[jax.Array] = []
     pending: deque[Pending] = deque()
     on_the_way = 0
     pool = ThreadPoolExecutor(max(2, os.cpu_count() or 2), "flaxen-read")
     try:
-        for tensor, sharding in zip(leaves, where, strict=True):
-            pending.append(_start(pool, _cast(tensor, dtype), sharding))
+        for planned in plans:
+            pending.append(_start(pool, planned))
             on_the_way += pending[-1].nbytes
             while on_the_way > AHEAD + pending[0].nbytes:
                 on_the_way -= pending[0].nbytes
@@ -95,20 +122,25 @@ def _cast(tensor: LazyTensor, dtype: Any) -> LazyTensor:
     return tensor.astype(dtype) if dtype is not None and is_float(tensor.dtype) else tensor
 
 
-def _start(pool: ThreadPoolExecutor, tensor: LazyTensor, sharding: Sharding) -> Pending:
-    parts, jobs = {}, []
-    for box, devices in boxes(sharding, tensor.shape):
-        values = tensor.view(box) if devices[0].platform == "cpu" else None
+def _plan(tensor: LazyTensor, sharding: Sharding) -> Planned:
+    parts, jobs, cut = [], [], _cut(sharding, tensor.shape)
+    for box, on_cpu in zip(cut.boxes, cut.on_cpu, strict=True):
+        values = tensor.view(box) if on_cpu else None
         if values is None:
             values = aligned_empty(box_shape(box), tensor.dtype)
             for slab, inside in slabs(box, tensor.dtype.itemsize, SLAB):
                 jobs.append((slab, values[(*inside, ...)]))
-        parts[bounds(box)] = values
+        parts.append(values)
     # In the order of the file, whosever they are: what devices share there is near in time too.
     jobs.sort(key=lambda job: [part.start for part in job[0]])
-    reads = [(pool.submit(_read, tensor, slab, out), out.nbytes) for slab, out in jobs]
-    fresh = sum(nbytes for _, nbytes in reads)
-    return Pending(tensor.shape, sharding, parts, reads, fresh)
+    return Planned(tensor, sharding, parts, jobs)
+
+
+def _start(pool: ThreadPoolExecutor, planned: Planned) -> Pending:
+    reads = [
+        (pool.submit(_read, planned.tensor, slab, out), out.nbytes) for slab, out in planned.jobs
+    ]
+    return Pending(planned, reads, sum(nbytes for _, nbytes in reads))
 
 
 def _read(tensor: LazyTensor, box: Box, target: np.ndarray) -> None:
@@ -136,22 +168,36 @@ def boxes(sharding: Sharding, shape: tuple[int, ...]) -> Iterator[tuple[Box, lis
         yield tuple(slice(*pair) for pair in pairs), devices
 
 
-def bounds(box: Box) -> Bounds:
+@functools.lru_cache(maxsize=256)
+def _cut(sharding: Sharding, shape: tuple[int, ...]) -> Cut:
+    """The layers of a model are cut alike: worked out once for all of them."""
+    found = list(boxes(sharding, shape))
+    where = {bounds(box): i for i, (box, _) in enumerate(found)}
+    asked = [index or () for index in sharding.addressable_devices_indices_map(shape).values()]
+    part_of = {bounds(index): where[bounds(concrete(index, shape))] for index in asked}
+    on_cpu = [devices[0].platform == "cpu" for _, devices in found]
+    return Cut([box for box, _ in found], on_cpu, part_of)
+
+
+def bounds(box: Sequence[slice]) -> Bounds:
     return tuple((s.start, s.stop) for s in box)
 
 
 def _finish(pending: Pending, progress: Callable[[int], None] | None) -> jax.Array:
+    tensor, sharding, parts, _ = pending.planned
     for future, nbytes in pending.reads:
         future.result()
         if progress is not None:
             progress(nbytes)
     if progress is not None and not pending.reads:
-        progress(sum(values.nbytes for values in pending.parts.values()))
+        progress(sum(values.nbytes for values in parts))
+
+    part_of = _cut(sharding, tensor.shape).part_of
 
     def part(index: tuple[slice, ...] | None) -> np.ndarray:
-        return pending.parts[bounds(concrete(index or (), pending.shape))]
+        return parts[part_of[bounds(index or ())]]
 
     # All devices at once: on CPU the array takes the memory as it is.
-    array = jax.make_array_from_callback(pending.shape, pending.sharding, part)
+    array = jax.make_array_from_callback(tensor.shape, sharding, part)
     # On an accelerator the host buffer must be gone before more are filled.
     return array.block_until_ready()
