@@ -273,8 +273,8 @@ def _shapes(converter: Any):
 
 
 def _values(key: str, shape: tuple[int, ...]) -> np.ndarray:
-    seed = int.from_bytes(key.encode()[-8:] + key.encode()[:16], "little") % (1 << 63)
-    values = np.random.default_rng(seed).standard_normal(shape, np.float32)
+    """Values of its own for each key: tensors that change places must not stay equal."""
+    values = np.random.default_rng(list(key.encode())).standard_normal(shape, np.float32)
     if shape[0] == CONFIG.vocab_size:
         values[CONFIG.unpadded_vocab_size :] = 0
     return values
