@@ -28,7 +28,7 @@ def replacing(folder: Path, ours: Callable[[str], bool]) -> Iterator[Path]:
     Raises:
         CheckpointError: `folder` is a file, it cannot be written, or another process is writing it.
     """
-    folder = folder.expanduser().resolve()
+    folder = _place(folder)
     if folder.exists() and not folder.is_dir():
         raise CheckpointError(f"{folder} is a file; a checkpoint is written to a folder.")
     with writing(folder):
@@ -40,6 +40,20 @@ def replacing(folder: Path, ours: Callable[[str], bool]) -> Iterator[Path]:
                 fresh.mkdir()
             yield fresh
             _take_place(fresh, folder)
+
+
+def _place(folder: Path) -> Path:
+    """The path of a folder, without links: what it names is to be replaced."""
+    try:
+        place = folder.expanduser().resolve()
+    except (RuntimeError, ValueError) as error:
+        raise CheckpointError(f"{str(folder)!r} is no place for a folder: {error}.") from error
+    if os.path.ismount(place):
+        raise CheckpointError(
+            f"{place} is where a file system is mounted, so it cannot be replaced by a new "
+            "folder. Choose a folder inside it."
+        )
+    return place
 
 
 @contextlib.contextmanager
@@ -140,14 +154,22 @@ def _take_place(fresh: Path, folder: Path) -> None:
     if not folder.exists():
         fresh.rename(folder)
     else:
-        here = Path.cwd() == folder
+        here = _here()
         if not _exchange(fresh, folder):
             folder.rename(_aside(fresh))
             fresh.rename(folder)
             _aside(fresh).rename(fresh)
-        if here:
-            os.chdir(folder)
+        if here is not None and here.is_relative_to(folder):
+            os.chdir(here)
     _sync(folder.parent)
+
+
+def _here() -> Path | None:
+    """The current directory, unless somebody removed it."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        return None
 
 
 def _aside(fresh: Path) -> Path:
