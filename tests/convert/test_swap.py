@@ -68,6 +68,71 @@ def test_the_folder_that_is_the_working_directory_can_be_replaced(tmp_path, monk
     assert contents(".") == raw(arrays(1))
 
 
+def test_a_working_directory_inside_the_folder_stays_in_it(tmp_path, monkeypatch):
+    (tmp_path / "out" / "inner").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "out" / "inner")
+    write_checkpoint(lazy(arrays(1)), "..")
+    assert contents("..") == raw(arrays(1)) and Path.cwd() == tmp_path / "out" / "inner"
+
+
+def test_a_process_whose_working_directory_is_gone_can_save(tmp_path, monkeypatch):
+    write_checkpoint(lazy(arrays()), tmp_path / "out")
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    write_checkpoint(lazy(arrays(1)), tmp_path / "out")
+    assert contents(tmp_path / "out") == raw(arrays(1))
+
+
+def test_where_a_file_system_is_mounted_is_refused_before_anything_is_written(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("os.path.ismount", lambda place: str(place) == str(tmp_path / "volume"))
+    with pytest.raises(CheckpointError, match="Choose a folder inside"):
+        write_checkpoint(lazy(arrays()), tmp_path / "volume")
+    write_checkpoint(lazy(arrays()), tmp_path / "volume" / "out")
+    assert [p.name for p in tmp_path.iterdir()] == ["volume"]
+
+
+@pytest.mark.parametrize("place", ["/", "nul\0", "~nobody-of-this-name/out", "loop"])
+def test_what_can_be_no_folder_is_refused(tmp_path, monkeypatch, place):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(CheckpointError):
+        write_checkpoint(lazy(arrays()), place)
+
+
+def test_a_folder_that_is_replaced_while_it_is_opened_is_no_mixture(tmp_path, monkeypatch):
+    def save(seed):
+        write_checkpoint(lazy(arrays(seed)), tmp_path / "out", max_shard_size=300)
+
+    save(0)
+    from flaxen.convert.formats import folder
+
+    opened = []
+
+    class Late(folder.FileMap):
+        """The second file is opened after another process has saved."""
+
+        def __init__(self, *args):
+            opened.append(args)
+            if len(opened) == 2:
+                save(1)
+            super().__init__(*args)
+
+    monkeypatch.setattr(folder, "FileMap", Late)
+    assert contents(tmp_path / "out") == raw(arrays(1))
+
+
+def test_a_folder_that_is_replaced_without_end_is_given_up(tmp_path, monkeypatch):
+    from flaxen.convert.formats import folder
+
+    write_checkpoint(lazy(arrays()), tmp_path / "out")
+    monkeypatch.setattr("os.path.samestat", lambda *_: False)
+    with pytest.raises(CheckpointError, match="replaced again and again"):
+        folder.open_folder(tmp_path / "out", "", "model.safetensors", "", lambda _: ({}, {}))
+
+
 @pytest.mark.parametrize("after", [1, 2, 3, 4])
 def test_an_error_at_any_moment_leaves_the_old_checkpoint(tmp_path, after):
     write_checkpoint(lazy(arrays()), tmp_path / "out", config={"old": 1}, max_shard_size=1000)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ from flaxen.convert.formats.source import FileMap
 from flaxen.convert.lazy import ByteCounter, LazyTensor
 from flaxen.core.errors import CheckpointError
 
+TRIES = 16
+"""Times that a folder is opened which others replace."""
+
 Read = Callable[[FileMap], tuple[dict[str, LazyTensor], dict[str, Any]]]
 """The tensors of one file by name, and the format's own metadata."""
 
@@ -21,10 +25,45 @@ def open_folder(path: Path, kind: str, single: str, index: str, read: Read) -> C
     """Open one file, or a folder with the file `single`, or with `index` and the shards it names;
     `kind` is the name of the format.
 
+    All files are of one folder: should another take its place meanwhile, as a save does, that one
+    is opened.
+
     Raises:
         CheckpointError: a file is absent, damaged, or at odds with the index.
     """
     folder = path if path.is_dir() else path.parent
+    for _ in range(TRIES):
+        with _in_place(folder) as stands:
+            try:
+                found = _opened(path, folder, kind, single, index, read)
+            except (CheckpointError, FileNotFoundError):
+                if stands():
+                    raise
+                continue
+            if stands():
+                return found
+            found.close()
+    raise CheckpointError(f"{folder} is replaced again and again. Wait until that has ended.")
+
+
+@contextlib.contextmanager
+def _in_place(folder: Path) -> Iterator[Callable[[], bool]]:
+    """Tells whether the path still names the same folder; being open, it keeps its number."""
+    descriptor = os.open(folder, os.O_RDONLY)
+
+    def stands() -> bool:
+        try:
+            return os.path.samestat(os.fstat(descriptor), os.stat(folder))
+        except FileNotFoundError:
+            return False
+
+    try:
+        yield stands
+    finally:
+        os.close(descriptor)
+
+
+def _opened(path: Path, folder: Path, kind: str, single: str, index: str, read: Read) -> Checkpoint:
     shards, wanted = _files(path, single, index)
     counter, files = ByteCounter(), ExitStack()
     tensors: dict[str, LazyTensor] = {}
