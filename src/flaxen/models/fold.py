@@ -43,7 +43,8 @@ def period(layers: Sequence[Any]) -> int:
 
 def _kind(layer: Any) -> Any:
     leaves, structure = jax.tree.flatten(layer, is_leaf=is_param)
-    return structure, [(leaf.shape, getattr(leaf, "axes", None)) for leaf in leaves]
+    about = ("shape", "axes", "dtype")
+    return structure, [[getattr(leaf, name, None) for name in about] for leaf in leaves]
 
 
 def fold(layers: Sequence[Any], stack: Callable[[list[Any]], Any]) -> Folded | list[Any]:
