@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from flaxen.convert.dtypes import dtype_plan
+from flaxen.convert.dtypes import dtype_plan, float_dtype
 from flaxen.core.errors import ConfigError
 
 BF16, F32 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32)
@@ -44,3 +44,8 @@ def test_a_point_in_a_pattern_is_a_point():
 def test_an_unknown_dtype_in_a_plan_offers_the_nearest():
     with pytest.raises(ConfigError, match="Did you mean 'float32'"):
         dtype_plan({"norm": "float23"})
+
+
+def test_what_is_no_dtype_is_refused_by_name():
+    with pytest.raises(ConfigError, match="Unknown dtype"):
+        float_dtype({"*": "bfloat16"})

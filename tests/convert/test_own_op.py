@@ -5,13 +5,16 @@ from __future__ import annotations
 import jax
 import ml_dtypes
 import numpy as np
+import pytest
 from counting import Source
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from flaxen.convert import ops
 from flaxen.convert.ops.base import as_list
 from flaxen.convert.place import place
+from flaxen.convert.transforms import WeightConverter, reverted, transformed
 from flaxen.convert.views import Computed
+from flaxen.core.errors import CheckpointError
 
 
 class Scale(ops.ConversionOps):
@@ -86,3 +89,33 @@ def test_a_mapped_function_may_change_the_dtype():
 def test_computed_values_may_depend_on_where_they_are():
     rows = Computed((6, 2), np.dtype(np.float32), lambda box: np.arange(6.0)[box[0], None])
     np.testing.assert_array_equal(rows.read((slice(2, 4), slice(0, 2))), [[2, 2], [3, 3]])
+
+
+@pytest.mark.parametrize("function", [lambda x: x[:1, :1], lambda x: "text", lambda x: x.nothing])
+def test_a_mapped_function_that_does_not_keep_the_shape_is_refused(function):
+    with pytest.raises(CheckpointError, match="A function of"):
+        Source(np.ones((4, 6), np.float32)).map(function).read()
+
+
+class Odd(ops.ConversionOps):
+    """Gives what it was made with."""
+
+    def __init__(self, given):
+        self.given = given
+
+    def convert(self, input_dict, source_patterns, target_patterns, **kwargs):
+        return self.given
+
+
+@pytest.mark.parametrize("given", [None, [1], {"w": np.ones(2)}, {"w": [[Source(np.ones(2))]]}])
+def test_an_operation_that_gives_no_tensors_is_an_error_of_that_conversion(given):
+    tensors = {"a.w": Source(np.ones(2))}
+    view = transformed(tensors, [WeightConverter("w", "w", [Odd(given)])], {"a.w": (2,)})
+    assert "not a dict from pattern to lazy tensors" in view.errors["a.w"]
+
+
+def test_an_operation_without_a_reverse_says_so_when_it_is_to_be_undone():
+    converter = WeightConverter("v", "w", [Odd({"w": Source(np.ones(2))})])
+    view = transformed({"a.v": Source(np.ones(2))}, [converter], {"a.w": (2,)})
+    with pytest.raises(CheckpointError, match="Odd has no `reverse_op`"):
+        reverted(view, view.applied)

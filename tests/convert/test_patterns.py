@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from flaxen.convert.ops import ErnieFuseAndSplitTextVisionExperts, IdentityOp
+from flaxen.convert.ops import Chunk, ErnieFuseAndSplitTextVisionExperts, IdentityOp
 from flaxen.convert.transforms import (
     GlobAlternation,
     GroupWeightRename,
@@ -14,8 +14,10 @@ from flaxen.convert.transforms import (
     WeightConverter,
     WeightRenaming,
     natural_key,
+    register_checkpoint_conversion_mapping,
 )
 from flaxen.convert.transforms.pattern import target_text
+from flaxen.core.errors import ConfigError
 
 DATA = Path(__file__).parent.parent / "data" / "unit"
 CASES = json.loads((DATA / "transforms.json").read_text())
@@ -164,3 +166,35 @@ def test_reversing_twice_gives_the_transform_itself():
 )
 def test_the_first_listed_glob_that_matches(globs, name, found):
     assert GlobAlternation(globs).match(name) == found
+
+
+@pytest.mark.parametrize("patterns", [[], None, ["a", 3]])
+def test_a_transform_without_patterns_is_refused(patterns):
+    with pytest.raises(ConfigError, match="takes a pattern"):
+        WeightRenaming(patterns, "b")
+    with pytest.raises(ConfigError, match="takes a pattern"):
+        WeightRenaming("a", patterns)
+
+
+def test_groups_with_names_count_as_groups():
+    rename = WeightRenaming(r"h(?P<n>\d+)", r"layers.\1")
+    assert rename.rename_source_key("h7.w")[0] == "layers.7.w"
+    assert rename.reverse_transform().rename_source_key("layers.7.w")[0] == "h7.w"
+
+
+@pytest.mark.parametrize("patterns", ["(?P<g0>a)", "(?i)a", ["(?P<n>a)", "(?P<n>b)"]])
+def test_patterns_that_cannot_stand_together_are_refused(patterns):
+    with pytest.raises(ConfigError, match="source pattern"):
+        WeightRenaming(patterns, "b")
+
+
+@pytest.mark.parametrize("operations", [None, [Chunk], ["Chunk"]])
+def test_a_converter_takes_operations_only(operations):
+    with pytest.raises(ConfigError, match="operation"):
+        WeightConverter("a", "b", operations)
+
+
+@pytest.mark.parametrize("transforms", [None, ["a"], {"a": "b"}, WeightRenaming("a", "b")])
+def test_only_lists_of_transforms_are_registered(transforms):
+    with pytest.raises(ConfigError, match="list of transforms"):
+        register_checkpoint_conversion_mapping("never", transforms)

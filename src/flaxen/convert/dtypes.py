@@ -67,7 +67,7 @@ def float_dtype(dtype: Any) -> np.dtype | None:
         return None
     try:
         name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
-    except TypeError:
+    except (TypeError, ValueError):
         name = str(dtype)
     if name not in FLOATS:
         raise ConfigError(f"Unknown dtype {name!r}.{did_you_mean(name, FLOATS)}")

@@ -14,6 +14,8 @@ from typing import NamedTuple
 import ml_dtypes
 import numpy as np
 
+from flaxen.core.errors import CheckpointError
+
 Box = tuple[slice, ...]
 """One concrete `slice(start, stop)` for each axis."""
 
@@ -214,11 +216,28 @@ class LazyTensor:
         function: Callable[[np.ndarray], np.ndarray],
         dtype: np.typing.DTypeLike | None = None,
     ) -> LazyTensor:
-        """A function of each element, computed box by box; of the same dtype unless told."""
+        """A function of each element, computed box by box; of the same dtype unless told.
+
+        Reading raises:
+            CheckpointError: the function fails, or gives another shape.
+        """
         from flaxen.convert.views import Computed
 
-        kind = self.dtype if dtype is None else np.dtype(dtype)
-        return Computed(self.shape, kind, lambda box: function(self.read(box)))
+        def compute(box: Box) -> np.ndarray:
+            values = self.read(box)
+            try:
+                values = np.asarray(function(values))
+            # Anything at all: the function is a user's.
+            except Exception as error:
+                raise CheckpointError(f"A function of {self} failed: {error!r}.") from error
+            if values.shape != box_shape(box):
+                raise CheckpointError(
+                    f"A function of {self} gave {values.shape} for {box_shape(box)}; it must keep "
+                    "the shape."
+                )
+            return values
+
+        return Computed(self.shape, self.dtype if dtype is None else np.dtype(dtype), compute)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.dtype}{list(self.shape)})"

@@ -45,8 +45,15 @@ class ConversionOps:
 
     @property
     def reverse_op(self) -> ConversionOps:
-        """The operation that undoes this one."""
-        raise NotImplementedError
+        """The operation that undoes this one.
+
+        Raises:
+            CheckpointError: there is none.
+        """
+        raise CheckpointError(
+            f"{type(self).__name__} has no `reverse_op`, so what it made cannot be saved. Give it "
+            "one: the operation that undoes it."
+        )
 
     def __repr__(self) -> str:
         settings = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())

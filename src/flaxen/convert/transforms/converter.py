@@ -27,9 +27,12 @@ class WeightConverter(WeightTransform):
         operations: Sequence[ConversionOps],
     ):
         super().__init__(source_patterns, target_patterns)
-        self.operations = list(operations)
+        self.operations = list(operations or ())
         if not self.operations:
             raise ConfigError("WeightConverter requires at least one operation.")
+        for op in self.operations:
+            if not isinstance(op, ConversionOps):
+                raise ConfigError(f"{op!r} is no operation: pass instances of ConversionOps.")
         many = len(self.source_patterns) > 1 and len(self.target_patterns) > 1
         if many and not any(op.supports_many_to_many for op in self.operations):
             raise ConfigError(

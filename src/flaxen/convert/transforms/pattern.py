@@ -12,6 +12,9 @@ from collections.abc import Sequence
 
 from flaxen.core.errors import ConfigError
 
+_NO_GROUP = re.compile(r"\(\?(?!P<)")
+"""The start of what is in parentheses and no group: a look-around, an alternative."""
+
 
 def natural_key(name: str) -> tuple[tuple, ...]:
     """Sorts names as one counts: `layers.2` before `layers.10`, `x9` before `x10`."""
@@ -36,12 +39,15 @@ def compile_sources(patterns: Sequence[str]) -> re.Pattern[str]:
     order = sorted(range(len(patterns)), key=lambda i: -len(patterns[i]))
     for pattern in patterns:
         try:
-            re.compile(branch(pattern))
+            re.compile(f"(?P<g0>{branch(pattern)})")
         except re.error as error:
             raise ConfigError(
                 f"The source pattern {pattern!r} is no regular expression: {error}."
             ) from error
-    return re.compile("|".join(f"(?P<g{i}>{branch(patterns[i])})" for i in order))
+    try:
+        return re.compile("|".join(f"(?P<g{i}>{branch(patterns[i])})" for i in order))
+    except re.error as error:
+        raise ConfigError(f"The source patterns {list(patterns)} clash: {error}.") from error
 
 
 def branch(pattern: str) -> str:
@@ -57,8 +63,8 @@ def target_text(pattern: str) -> tuple[str, str | None]:
     look-around, escaped dots) is dropped, and the first group becomes `\\1`.
     """
     text, group = pattern.removeprefix("^"), None
-    while (start := text.find("(?")) >= 0:
-        text = text[:start] + text[_group_end(text, start) :]
+    while (found := _NO_GROUP.search(text)) is not None:
+        text = text[: found.start()] + text[_group_end(text, found.start()) :]
     if (start := text.find("(")) >= 0:
         stop = _group_end(text, start)
         text, group = rf"{text[:start]}\1{text[stop:]}", text[start:stop]
@@ -70,7 +76,7 @@ def numbered_groups(pattern: str) -> tuple[str, list[str]]:
     text, groups, at = pattern, [], 0
     while (at := text.find("(", at)) >= 0:
         stop = _group_end(text, at)
-        if text.startswith("(?", at):
+        if _NO_GROUP.match(text, at):
             at = stop
             continue
         groups.append(text[at:stop])

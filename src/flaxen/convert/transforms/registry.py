@@ -37,12 +37,16 @@ def register_checkpoint_conversion_mapping(
     """Remember the transforms of a model type or of a class, which comes before its model type.
 
     Raises:
-        ConfigError: the name has some already.
+        ConfigError: the name has some already, or these are no transforms.
     """
     if name in _MAPPINGS and not overwrite:
         raise ConfigError(
             f"Conversion mapping for {name!r} already exists. Pass overwrite=True to replace it."
         )
+    if not isinstance(transforms, Sequence) or not all(
+        isinstance(transform, WeightTransform) for transform in transforms
+    ):
+        raise ConfigError(f"{name!r} takes a list of transforms, not {transforms!r:.80}.")
     _MAPPINGS[name] = [transform.copy() for transform in transforms]
 
 

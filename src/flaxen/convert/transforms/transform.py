@@ -39,7 +39,8 @@ class WeightTransform:
     `base_model_prefix` before it, and its patterns see what follows.
 
     Raises:
-        ConfigError: a pattern is no regular expression, or a back-reference has nothing behind it.
+        ConfigError: no pattern, or one that is no regular expression, or a back-reference has
+            nothing behind it.
     """
 
     scope_prefix: str | None = None
@@ -151,4 +152,7 @@ class WeightTransform:
 
 
 def _as_list(patterns: str | Sequence[str]) -> list[str]:
-    return [patterns] if isinstance(patterns, str) else list(patterns)
+    found = [patterns] if isinstance(patterns, str) else list(patterns or ())
+    if not found or not all(isinstance(pattern, str) for pattern in found):
+        raise ConfigError(f"A transform takes a pattern or several, not {patterns!r}.")
+    return found
