@@ -11,7 +11,7 @@ from typing import Any
 from flaxen.convert.formats.checkpoint import Checkpoint
 from flaxen.convert.lazy import LazyTensor
 from flaxen.convert.load import match
-from flaxen.convert.relation import Relation, relate
+from flaxen.convert.relation import Relation, Row, relate
 from flaxen.convert.report import Report
 from flaxen.convert.transforms import LEGACY, Applied, WeightTransform, renamings, transforms_of
 from flaxen.core.errors import CheckpointError, ConfigError
@@ -24,7 +24,8 @@ class Fit:
     """A checkpoint beside the model that its config describes.
 
     `module` is abstract; `weights` holds lazy tensors by path, without those that do not fit;
-    `applied` is what the names and layouts of the file went through on the way.
+    `applied` is what the names and layouts of the file went through on the way; `partial` are the
+    tensors that do fit of weights that others lack, such as an expert.
     """
 
     module: Any
@@ -32,6 +33,7 @@ class Fit:
     weights: dict[str, LazyTensor]
     report: Report
     applied: Applied
+    partial: list[tuple[Row, dict[str, LazyTensor]]]
 
     @cached_property
     def names(self) -> dict[str, str]:
@@ -53,7 +55,7 @@ def fit(checkpoint: Checkpoint, key_mapping: Mapping[str, str] | None = None) ->
     config = hf_config(checkpoint.config)
     module, family, reading = abstract_module(config)
     relation = relate(module, family.names)
-    weights, report, applied = match(
+    weights, report, applied, partial = match(
         relation,
         checkpoint,
         _transforms(checkpoint, family, key_mapping),
@@ -63,7 +65,7 @@ def fit(checkpoint: Checkpoint, key_mapping: Mapping[str, str] | None = None) ->
         buffers=family.buffers,
     )
     report = dataclasses.replace(report, unread=list(reading.unread()))
-    return Fit(module, relation, weights, report, applied)
+    return Fit(module, relation, weights, report, applied, partial)
 
 
 def hub_layout(
@@ -82,6 +84,9 @@ def _transforms(
     """The user's renamings, what is registered for the class or model type, the family's, and what
     everything was once called.
     """
+    pairs = key_mapping.items() if isinstance(key_mapping, Mapping) else [[key_mapping]]
+    if key_mapping and not all(isinstance(text, str) for pair in pairs for text in pair):
+        raise CheckpointError(f"key_mapping is {key_mapping!r:.80}; give a dict {{regex: text}}.")
     for name in (key_mapping or {}).values():
         if re.search(r"\\[2-9]", name):
             raise CheckpointError(

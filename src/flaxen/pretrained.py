@@ -18,6 +18,7 @@ from flaxen.convert.arrays import ArrayTensor
 from flaxen.convert.dtypes import DtypePlan, dtype_plan
 from flaxen.convert.formats.checkpoint import Checkpoint, open_checkpoint
 from flaxen.convert.lazy import LazyTensor, stack
+from flaxen.convert.load import load_row
 from flaxen.convert.place import place
 from flaxen.convert.report import Report
 from flaxen.convert.transforms import Applied
@@ -90,6 +91,8 @@ def load(
     )
     report.raise_if_bad(strict, ignore_mismatched_sizes)
     scan = platform() != "cpu" if scan_layers is None else scan_layers
+    if not abstract:
+        found = _completed(found)
     module = _described(found, dtypes)
     if abstract:
         module = folded(module, stack_params) if scan else module
@@ -103,6 +106,17 @@ def load(
         origin = dataclasses.replace(origin, quantization_json=stored_settings(checkpoint))
     model = Model(module=module, origin=origin)
     return model if adapter is None else adapted(model, adapter)
+
+
+def _completed(found: Fit) -> Fit:
+    """With weights of which a part is fresh, as that is missing."""
+    weights = dict(found.weights)
+    for row, fits in found.partial:
+        kind = np.result_type(*{tensor.dtype for tensor in fits.values()})
+        parts = {path: dataclasses.replace(x, dtype=kind) for path, x in row.parts.values()}
+        fresh = {path: ArrayTensor(initial(path, param)) for path, param in parts.items()}
+        weights |= load_row(row, row.save(fresh) | fits)
+    return dataclasses.replace(found, weights=weights)
 
 
 def _described(found: Fit, dtypes: DtypePlan) -> Any:

@@ -34,7 +34,7 @@ def checkpoint(head=None, prefix="model."):
 
 
 def test_a_checkpoint_that_fits_has_nothing_to_report():
-    weights, report, _ = match(model(), checkpoint(), tied=TIED)
+    weights, report, *_ = match(model(), checkpoint(), tied=TIED)
     assert set(weights) == {
         "embed_tokens.weight",
         *(f"layers.{i}.norm.weight" for i in range(3)),
@@ -44,7 +44,7 @@ def test_a_checkpoint_that_fits_has_nothing_to_report():
 
 
 def test_tied_and_equal_loads():
-    weights, report, _ = match(model(), checkpoint(EMBED.copy()), tied=TIED)
+    weights, report, *_ = match(model(), checkpoint(EMBED.copy()), tied=TIED)
     report.raise_if_bad()
     assert report.tied == TIED and len(weights) == 4
 
@@ -53,20 +53,20 @@ def test_tied_and_equal_loads():
     "head", [EMBED + 1, EMBED[:4], EMBED.astype(np.float64), np.where(EMBED == 0, -0.0, EMBED)]
 )
 def test_tied_and_different_is_reported(head):
-    _, report, _ = match(model(), checkpoint(head), tied=TIED)
+    _, report, *_ = match(model(), checkpoint(head), tied=TIED)
     assert report.untied == [("lm_head.weight", "model.embed_tokens.weight")] and not report.tied
     with pytest.raises(CheckpointError, match=r"untied\s+lm_head.weight\s+differs"):
         report.raise_if_bad()
 
 
 def test_untied_and_absent_is_an_error():
-    _, report, _ = match(model(head=True), checkpoint(), tied={})
+    _, report, *_ = match(model(head=True), checkpoint(), tied={})
     with pytest.raises(CheckpointError, match=r"missing\s+lm_head\.weight"):
         report.raise_if_bad()
 
 
 def test_untied_and_present_loads_both():
-    weights, report, _ = match(model(head=True), checkpoint(EMBED + 1), tied={})
+    weights, report, *_ = match(model(head=True), checkpoint(EMBED + 1), tied={})
     report.raise_if_bad()
     np.testing.assert_array_equal(weights["lm_head.weight"].read(), EMBED + 1)
 
@@ -74,7 +74,7 @@ def test_untied_and_present_loads_both():
 def test_a_tied_weight_is_found_under_the_name_of_its_head():
     tensors = checkpoint(EMBED)
     del tensors["model.embed_tokens.weight"]
-    weights, report, _ = match(model(), tensors, tied=TIED)
+    weights, report, *_ = match(model(), tensors, tied=TIED)
     report.raise_if_bad()
     np.testing.assert_array_equal(weights["embed_tokens.weight"].read(), EMBED)
 
@@ -84,7 +84,7 @@ def test_a_tied_weight_is_found_under_the_name_of_its_head():
 def test_a_base_model_loads_into_a_head_model_and_back(names, prefix):
     tree = {"embed_tokens": {"weight": param(vocab=5, embed=2)}, "layers": []}
     tensors = {f"{prefix}embed_tokens.weight": ArrayTensor(EMBED)}
-    weights, report, _ = match(relate(tree, names), tensors)
+    weights, report, *_ = match(relate(tree, names), tensors)
     report.raise_if_bad()
     np.testing.assert_array_equal(weights["embed_tokens.weight"].read(), EMBED)
 
@@ -100,7 +100,7 @@ def test_all_problems_come_in_one_error_with_numbers_folded():
     del tensors["model.embed_tokens.weight"]
     tensors["model.layers.1.norm.weight"] = ArrayTensor(np.zeros(3, np.float32))
     tensors |= {f"model.layers.{i}.extra": ArrayTensor(EMBED) for i in range(32)}
-    weights, report, _ = match(model(layers=14), tensors)
+    weights, report, *_ = match(model(layers=14), tensors)
     assert "layers.1.norm.weight" not in weights and "layers.2.norm.weight" in weights
     assert report.mismatched == [Mismatch("model.layers.1.norm.weight", (3,), (2,))]
     with pytest.raises(CheckpointError) as error:
@@ -126,7 +126,7 @@ def test_a_missing_expert_is_named_and_its_stack_left_out():
     relation = relate(tree, {"experts": "experts.{experts}"})
     tensors = {name: ArrayTensor(np.zeros((4, 4))) for name in relation.names()}
     del tensors["experts.7.up_proj.weight"]
-    weights, report, _ = match(relation, tensors)
+    weights, report, *_ = match(relation, tensors)
     assert weights == {}
     with pytest.raises(CheckpointError, match=r"missing\s+experts\.7\.up_proj\.weight"):
         report.raise_if_bad()
@@ -136,7 +136,7 @@ def test_experts_of_two_dtypes_stack_in_the_wider_one():
     tree = {"experts": {"w": param("mlp", experts=2, mlp=4)}}
     kinds = [np.float32, ml_dtypes.bfloat16]
     tensors = {f"experts.{i}.w": ArrayTensor(np.ones(4, k)) for i, k in enumerate(kinds)}
-    weights, _, _ = match(relate(tree, {"experts": "experts.{experts}"}), tensors)
+    weights, _, *_ = match(relate(tree, {"experts": "experts.{experts}"}), tensors)
     assert weights["experts.w"].read().dtype == np.float32
 
 

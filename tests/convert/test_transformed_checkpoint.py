@@ -226,3 +226,12 @@ def test_a_model_that_was_never_loaded_has_neither_prefix_changes_nor_old_names(
     tensors = named("x.w", "conv.parametrizations.weight.original0")
     chain = [PrefixChange(prefix_to_remove="core"), WeightRenaming("^old", "x"), *LEGACY]
     assert sorted(revert(tensors, chain)) == ["conv.parametrizations.weight.original0", "old.w"]
+
+
+def test_of_two_layouts_in_part_the_converted_one_is_unexpected():
+    """One piece of a joined tensor is there by itself too: nobody knows which is right."""
+    split = WeightConverter("qk", ["q", "k"], [Chunk(0)])
+    tensors = {"a.qk": array((4,)), "a.q": array((2,), 1)}
+    view = transformed(tensors, [split], wanted("a.q", "a.k"))
+    assert view.unexpected == ["a.qk"]
+    assert (view["a.q"].read() == 1).all()

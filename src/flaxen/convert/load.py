@@ -21,6 +21,8 @@ class Match(NamedTuple):
     weights: dict[str, LazyTensor]
     report: Report
     applied: Applied
+    partial: list[tuple[Row, dict[str, LazyTensor]]]
+    """Rows some tensors of which are there, by name, and others are not or do not fit."""
 
 
 def match(
@@ -49,14 +51,19 @@ def match(
     ignored = re.compile(rf"(^|\.)({buffers})$")
     report.unexpected = [name for name in view.unexpected if not ignored.search(name)]
     report.errors = dict(view.errors)
-    found = dict(view)
+    found, applied = dict(view), view.applied
     for target, source in tied.items():
         head = found.pop(target, None)
         if head is not None and source in found and not equal(head, found[source]):
             report.untied.append((target, source))
             continue
-        if head is not None:
-            found.setdefault(source, head)
+        if head is not None and source not in found:
+            found[source] = head
+            if target in applied.names:
+                applied = applied.instead(target, source)
+            else:
+                report.doubled.append(target)
+        elif head is not None:
             report.doubled.append(target)
         report.tied[target] = source
     report.missing = [name for name in expected if name not in found]
@@ -66,13 +73,18 @@ def match(
         if name in found and found[name].shape != shape
     ]
     bad = {*report.missing, *(m.name for m in report.mismatched)}
-    whole_rows = (row for row in relation.rows if not bad.intersection(row.names))
-    weights = {p: t for row in whole_rows for p, t in _load(row, found).items()}
-    return Match(weights, report, view.applied)
+    weights, partial = {}, []
+    for row in relation.rows:
+        fits = {name: found[name] for name in row.names if name not in bad}
+        if len(fits) == len(row.names):
+            weights |= load_row(row, fits)
+        elif fits:
+            partial.append((row, fits))
+    return Match(weights, report, applied, partial)
 
 
-def _load(row: Row, found: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
-    """One row; should stacked tensors differ in dtype, in the one that holds them all."""
+def load_row(row: Row, found: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
+    """Our weights in one row; stacked tensors that differ in dtype, in the one that holds all."""
     sources = {name: found[name] for name in row.names}
     wide = np.result_type(*{t.dtype for t in sources.values()})
     return row.load({name: t.astype(wide) for name, t in sources.items()})

@@ -27,6 +27,12 @@ class Conversion(NamedTuple):
     inputs: tuple[dict[int, tuple[int, ...]], ...]
     """For each operation, the shape that it found under each source pattern."""
 
+    def every_key(self) -> list[str]:
+        return [key for keys in self.sources.values() for key in keys]
+
+    def every_target(self) -> list[str]:
+        return [name for names in self.targets.values() for name in names]
+
 
 def convert(
     entry: Entry, tensors: Mapping[str, LazyTensor], config: Any, shapes: Shapes
@@ -92,14 +98,22 @@ def _run(
     count: int,
 ) -> Tensors:
     try:
-        return op.convert(
+        made = op.convert(
             data, sources, targets, full_layer_name=name, config=config, shapes=shapes
         )
+        if not _are_tensors(made):
+            raise TypeError(f"It gave {made!r:.80}, not a dict from pattern to lazy tensors.")
+        return made
     # Anything at all: operations are written by users too.
     except Exception as error:
         raise CheckpointError(
             f"{op} on tensors destined for {name}. Ckpt contains: {count}. {error}"
         ) from error
+
+
+def _are_tensors(made: Any) -> bool:
+    values = made.values() if isinstance(made, Mapping) else [[made]]
+    return all(isinstance(tensor, LazyTensor) for value in values for tensor in as_list(value))
 
 
 def _one(key: str, value: LazyTensor | list[LazyTensor]) -> LazyTensor:

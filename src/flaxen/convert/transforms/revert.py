@@ -26,11 +26,17 @@ def reverted(tensors: Mapping[str, LazyTensor], applied: Applied) -> dict[str, L
         CheckpointError: some, but not all of the tensors that were converted together are here.
     """
     out = {key: tensors[name] for name, key in applied.names.items() if name in tensors}
-    seen = set(applied.names)
+    made = {name for done in applied.conversions for name in done.every_target()}
+    known = made | applied.names.keys()
+    new = {name: tensor for name, tensor in tensors.items() if name not in known}
+    back = _through(new, applied.used, applied.config)
     for done in applied.conversions:
-        names = [name for names in done.targets.values() for name in names]
+        names = done.every_target()
+        if not back.keys().isdisjoint(done.every_key()):
+            # Tensors of its kind came later, such as an expert that was absent: all go together.
+            new |= {name: tensors[name] for name in names if name in tensors}
+            continue
         absent = [name for name in names if name not in tensors]
-        seen.update(names)
         if absent and len(absent) < len(names):
             raise CheckpointError(
                 f"{done.converter} made {names} together, so they are saved together, but "
@@ -39,7 +45,6 @@ def reverted(tensors: Mapping[str, LazyTensor], applied: Applied) -> dict[str, L
         if not absent:
             for key, tensor in undo(done, tensors, applied.config).items():
                 _put(out, key, tensor)
-    new = {name: tensor for name, tensor in tensors.items() if name not in seen}
     for key, tensor in _through(new, applied.used, applied.config).items():
         _put(out, key, tensor)
     return dict(sorted(out.items(), key=lambda item: natural_key(item[0])))
@@ -66,6 +71,8 @@ def _through(
 
     A reversal acts only where its transform leads back to the same name.
     """
+    if not tensors:
+        return {}
     pairs = [(transform, transform.reverse_transform()) for transform in reversed(transforms)]
     converters = [(t, r) for t, r in pairs if isinstance(r, WeightConverter)]
     renamings = [(t, r) for t, r in pairs if not isinstance(r, WeightConverter)]

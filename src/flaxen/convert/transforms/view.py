@@ -24,6 +24,11 @@ class Applied(NamedTuple):
     """The transforms behind both, in their order: for tensors that came later."""
     config: Any
 
+    def instead(self, target: str, source: str) -> Applied:
+        """The tensor `source` stands in the checkpoint where `target` did, which is not kept."""
+        names = {source if name == target else name: key for name, key in self.names.items()}
+        return self._replace(names=names)
+
 
 class Transformed(Mapping[str, LazyTensor]):
     """The tensors of a checkpoint under the model's names; nothing is read."""
@@ -88,6 +93,10 @@ def transformed(
         except CheckpointError as error:
             errors[first] = str(error)
             continue
+        if made.keys() & found.keys():
+            unexpected += entry.every_key()
+            if made.keys() & wanted.keys() <= found.keys():
+                continue
         unexpected += [name for name in made if name not in wanted]
         found.update((n, t) for n, t in made.items() if n in wanted and n not in found)
         done.append(record)
