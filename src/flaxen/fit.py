@@ -40,6 +40,15 @@ class Fit:
         """Under which name each of our weights stands in the file: the first, if stacked."""
         return {row.path: row.names[0] for row in self.relation.table()}
 
+    @cached_property
+    def sources(self) -> dict[str, tuple[str, ...]]:
+        """The keys of the checkpoint behind each tensor that the model wants."""
+        plain = {name: (key,) for name, key in self.applied.names.items()}
+        for done in self.applied.conversions:
+            keys = tuple(key for found in done.sources.values() for key in found)
+            plain |= {name: keys for names in done.targets.values() for name in names}
+        return plain
+
     def tensors(self) -> dict[str, LazyTensor]:
         """The checkpoint as the model would save it: under the hub's names and layouts."""
         return hub_layout(self.relation, self.weights, self.report)

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from flaxen.cli import main
+from flaxen.convert.compare import compare
+from flaxen.convert.formats.checkpoint import open_checkpoint
 
 
 @pytest.fixture
@@ -112,6 +114,38 @@ def test_convert_dry_run_names_every_tensor_and_writes_nothing(folder, tmp_path,
     named = {name for row in rows for name in row["names"]}
     assert named == set(golden.case("qwen3").weights)
     assert not (tmp_path / "new").exists()
+
+
+def test_a_dry_run_folds_layers_and_names_the_keys_of_the_file(tmp_path, capsys):
+    moe = golden.write_folder(golden.case("mixtral"), tmp_path / "moe")
+    assert main(["convert", str(moe), str(tmp_path / "new"), "--dry-run", "--json"]) == 0
+    rows = {row["path"]: row for row in json.loads(capsys.readouterr().out)}
+    row = rows["layers.1.mlp.experts.up_proj.weight"]
+    keys = [f"model.layers.1.block_sparse_moe.experts.{i}.w3.weight" for i in range(4)]
+    assert row["tensors"] == keys
+    main(["convert", str(moe), str(tmp_path / "new"), "--dry-run"])
+    assert "layers.{0, 1}.mlp.experts.up_proj.weight" in capsys.readouterr().out
+
+
+def test_convert_to_gguf_keeps_every_bit(tmp_path):
+    here = golden.write_folder(golden.case("llama"), tmp_path / "here")
+    there = str(tmp_path / "there.gguf")
+    assert main(["convert", str(here), there, "--dtype", "float32"]) == 0
+    assert compare(open_checkpoint(here), open_checkpoint(there)).same
+
+
+def test_convert_to_fp8_says_what_stays(tmp_path, capsys):
+    here = golden.write_folder(golden.case("llama"), tmp_path / "here")
+    assert main(["convert", str(here), str(tmp_path / "fp8"), "--quantize", "fp8"]) == 0
+    assert "matrices in float8" in capsys.readouterr().err
+    config = json.loads((tmp_path / "fp8" / "config.json").read_text())
+    assert config["quantization_config"]["quant_method"] == "fp8"
+
+
+@pytest.mark.parametrize("target, kind", [("x.gguf", "fp8"), ("folder", "q8_0"), ("x", "int3")])
+def test_ways_to_quantise_that_a_target_cannot_hold_are_refused(folder, target, kind, capsys):
+    assert main(["convert", str(folder), target, "--quantize", kind]) == 2
+    assert "for it there is" in capsys.readouterr().err
 
 
 def test_convert(folder, tmp_path, capsys):

@@ -140,3 +140,16 @@ def test_a_model_written_in_float8_loads_near_the_original(tmp_path):
             name = f"model.{path}"
             original = llama()[name].astype(np.float32).reshape(array.shape)
             assert np.abs(np.asarray(array) - original).max() <= np.abs(original).max() / 16 / 1.75
+
+
+@pytest.mark.parametrize("width, side", [(256, 128), (192, 64), (160, 32)])
+def test_blocks_are_the_largest_that_matrices_divide_into(width, side):
+    matrix = ArrayTensor(np.ones((width, width), np.float32))
+    tensors, config = quantize_fp8({"a.weight": matrix}, {})
+    assert config["quantization_config"]["weight_block_size"] == [side, side]
+    assert tensors["a.weight_scale_inv"].shape == (width // side, width // side)
+
+
+def test_a_model_without_a_matrix_of_blocks_is_refused():
+    with pytest.raises(CheckpointError, match="No matrix divides"):
+        quantize_fp8({"a.weight": ArrayTensor(np.ones((131, 131), np.float32))}, {})

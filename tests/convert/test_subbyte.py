@@ -73,7 +73,7 @@ def test_a_box_reads_only_the_bytes_that_hold_it(tmp_path):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_written_again_the_bytes_are_the_same(tmp_path, kind, monkeypatch):
-    monkeypatch.setattr("flaxen.convert.save.CHUNK", 7)
+    monkeypatch.setattr("flaxen.convert.formats.writing.CHUNK", 7)
     data = stored(tmp_path / "x.safetensors", kind, some_codes(kind, (6, 20)))
     tensors = open_checkpoint(tmp_path / "x.safetensors")
     write_checkpoint(tensors, tmp_path / "out")

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from flaxen.cli.options import Json, Source, about
-from flaxen.cli.output import print_json, print_out
+from flaxen.cli.output import print_json, print_out, remark
 from flaxen.core.errors import InputError
 from flaxen.core.progress import reporting
 
 if TYPE_CHECKING:
     from flaxen.convert.formats.checkpoint import Checkpoint
     from flaxen.convert.lazy import LazyTensor
+    from flaxen.convert.relation import TableRow
     from flaxen.fit import Fit
 
 QUANTIZE = {"fp8": "folder", "q8_0": "gguf"}
@@ -67,6 +69,9 @@ def convert(
         from flaxen.quantize import quantize_fp8
 
         tensors, config = quantize_fp8(tensors, config)
+        stay = config["quantization_config"]["modules_to_not_convert"]
+        scales = sum(name.endswith("_scale_inv") for name in tensors)
+        remark(f"{scales} matrices in float8, {len(stay)} stay as they are")
     with reporting(True, "Writing", sum(t.nbytes for t in tensors.values())) as progress:
         if kind == "gguf":
             _write_gguf(tensors, checkpoint, target, quantize or dtype, progress)
@@ -94,13 +99,19 @@ def _write_gguf(
 ) -> None:
     from flaxen.convert.formats.gguf_write import write_gguf
     from flaxen.families.config import hf_config
+    from flaxen.text.tokenizer import VOCABULARIES
 
+    beside = checkpoint.folder
+    if beside is not None and not any((beside / name).is_file() for name in VOCABULARIES):
+        beside = None
+    if beside is None and checkpoint.format != "gguf":
+        remark("there is no tokenizer beside the weights, so the file has none")
     write_gguf(
         tensors,
         hf_config(checkpoint.config).to_dict(),
         target,
         kind=GGUF_KINDS.get(stored_as or "float16", "F16"),
-        tokenizer_folder=checkpoint.folder,
+        tokenizer_folder=beside,
         metadata=checkpoint.metadata if checkpoint.format == "gguf" else None,
         progress=progress,
     )
@@ -131,20 +142,36 @@ def _write_folder(
 
 
 def _relation(found: Fit, json: bool) -> None:
+    """Each weight: the keys of the checkpoint that it is made of, how they lie there, its bytes."""
+    from flaxen.convert.report import fold
     from flaxen.show import human_bytes, table
 
     rows = [row for row in found.relation.table() if row.path in found.weights]
-    if json:
-        return print_json([row._asdict() for row in rows])
-    printed = (
-        (row.path, _together(row.names), row.layout, human_bytes(found.weights[row.path].nbytes))
+    made_of = {
+        row.path: tuple(dict.fromkeys(k for name in row.names for k in found.sources[name]))
         for row in rows
+    }
+    sizes = {row.path: found.weights[row.path].nbytes for row in rows}
+    if json:
+        return print_json(
+            [
+                row._asdict() | {"tensors": made_of[row.path], "nbytes": sizes[row.path]}
+                for row in rows
+            ]
+        )
+    alike: dict[tuple[str, str], list[TableRow]] = {}
+    for row in rows:
+        alike.setdefault((re.sub(r"\d+", "#", row.path), row.layout), []).append(row)
+    printed = (
+        (
+            "\n".join(fold(row.path for row in group)),
+            "\n".join(fold(name for row in group for name in made_of[row.path])),
+            layout,
+            human_bytes(sum(sizes[row.path] for row in group)),
+        )
+        for (_, layout), group in alike.items()
     )
     return print_out(table(["weight", "tensors", "layout", "bytes"], printed))
-
-
-def _together(names: tuple[str, ...]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]} ({len(names)})"
 
 
 def _summary(tensors: Mapping[str, LazyTensor], target: str, json: bool) -> None:

@@ -22,6 +22,9 @@ LARGEST = np.float32(448)
 CHUNK = 8 << 20
 """Bytes of float32 that are looked at at a time, and at least a row of blocks."""
 
+SIZES = (128, 64, 32, 16)
+"""Sides of blocks, the usual one first."""
+
 KEPT = r"(^|\.)(lm_head|embed\w*|\w*embed|\w*embeddings?|wte|wpe|router|gate)\.weight$"
 """Names of weights that are no projections, or decide too much: heads, tables, routers."""
 
@@ -30,29 +33,38 @@ def quantize_fp8(
     tensors: Mapping[str, LazyTensor],
     config: Mapping[str, Any],
     *,
-    block: tuple[int, int] = (128, 128),
+    block: tuple[int, int] | None = None,
     kept: str = KEPT,
 ) -> tuple[dict[str, LazyTensor], dict[str, Any]]:
     """A checkpoint's tensors and config with its matrices in float8; nothing is read yet.
 
     Each float matrix named `*.weight` becomes `weight` (E4M3) and `weight_scale_inv` (float32, one
     for each block: its largest magnitude / 448), so a value is off by at most half a step of E4M3
-    at its block's scale. Names that match the expression `kept` stay, and so do matrices above a
-    block's size that are no multiple of it, for which readers disagree on the blocks; the config's
+    at its block's scale. Blocks are 128 x 128, or the largest of 64, 32 and 16 that more matrices
+    divide into. Names that match the expression `kept` stay, and so do matrices above a block's
+    size that are no multiple of it, for which readers disagree on the blocks; the config's
     `quantization_config` lists all that stay.
 
     Raises:
-        CheckpointError: the checkpoint is quantised already.
+        CheckpointError: the checkpoint is quantised already, or no matrix divides into blocks.
     """
     if "quantization_config" in config:
         raise CheckpointError(
             "The checkpoint is quantised already; open it as plain weights first."
         )
+    matrices = {name: t for name, t in tensors.items() if _is_matrix(name, t)}
+    shapes = [t.shape for name, t in matrices.items() if not re.search(kept, name)]
+    block = block or max(((n, n) for n in SIZES), key=lambda b: sum(_fits(s, b) for s in shapes))
+    if not any(_fits(shape, block) for shape in shapes):
+        raise CheckpointError(
+            f"No matrix divides into blocks of {block[0]} x {block[1]}; choose other blocks, or "
+            "another way to quantise."
+        )
     out: dict[str, LazyTensor] = {}
     stay: list[str] = []
     for name, tensor in tensors.items():
         out[name] = tensor
-        if tensor.ndim != 2 or not name.endswith(".weight") or not is_float(tensor.dtype):
+        if name not in matrices:
             continue
         if re.search(kept, name) or not _fits(tensor.shape, block):
             stay.append(name.removesuffix(".weight"))
@@ -66,6 +78,10 @@ def quantize_fp8(
         "modules_to_not_convert": stay,
     }
     return out, {**config, "quantization_config": about}
+
+
+def _is_matrix(name: str, tensor: LazyTensor) -> bool:
+    return tensor.ndim == 2 and name.endswith(".weight") and is_float(tensor.dtype)
 
 
 def _fits(shape: tuple[int, ...], block: tuple[int, int]) -> bool:
