@@ -15,7 +15,7 @@ from flaxen.convert.transforms import (
     WeightRenaming,
     register_checkpoint_conversion_mapping,
 )
-from flaxen.core.errors import CheckpointError
+from flaxen.core.errors import CheckpointError, ConfigError, InputError
 
 IDS = np.arange(8).reshape(1, 8)
 
@@ -150,6 +150,14 @@ def test_of_both_layouts_the_models_own_counts_and_the_other_is_reported(
     )
 
 
+def test_a_part_that_is_there_twice_is_reported(case, tmp_path, registered):
+    registered("llama", converters())
+    q = "model.layers.0.self_attn.q_proj.weight"
+    folder = written(case, fused(case) | {q: case.weights[q] + 1}, tmp_path / "twice")
+    with pytest.raises(CheckpointError, match=r"unexpected.*layers\.0.*wqkv"):
+        flaxen.load(folder)
+
+
 def test_a_conversion_that_fails_is_reported_with_all_else(case, tmp_path, registered):
     registered(
         "llama",
@@ -205,3 +213,25 @@ def test_dtypes_by_name_reach_the_weights_and_the_file(case, tmp_path):
     assert {k for p, k in kinds.items() if "norm" not in p} == {"bfloat16"}
     model.save(tmp_path / "out")
     assert flaxen.load(tmp_path / "out", abstract=True).config.dtype == "bfloat16"
+
+
+def test_a_dtype_for_names_that_are_not_there_is_refused(case, tmp_path):
+    folder = written(case, case.weights, tmp_path / "in")
+    with pytest.raises(ConfigError, match="nrm"):
+        flaxen.load(folder, dtype={"nrm": "float32"})
+
+
+@pytest.mark.parametrize("name, options", [("m.gguf", {"quantize": "q8_0"}), ("m.gguf", {})])
+def test_a_name_that_ends_in_gguf_becomes_a_file(case, logits, tmp_path, name, options):
+    model = flaxen.load(written(case, case.weights, tmp_path / "in"))
+    model.save(tmp_path / name, **options)
+    assert (tmp_path / name).is_file()
+    np.testing.assert_allclose(flaxen.load(tmp_path / name)(IDS).logits, logits, atol=0.1)
+
+
+def test_a_model_is_saved_in_float8(case, logits, tmp_path):
+    model = flaxen.load(written(case, case.weights, tmp_path / "in"))
+    model.save(tmp_path / "fp8", quantize="fp8")
+    np.testing.assert_allclose(flaxen.load(tmp_path / "fp8")(IDS).logits, logits, atol=0.5)
+    with pytest.raises(InputError, match="q8_0"):
+        model.save(tmp_path / "x", quantize="q8_0")

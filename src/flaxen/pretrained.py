@@ -90,6 +90,7 @@ def load(
     )
     report.raise_if_bad(strict, ignore_mismatched_sizes)
     scan = platform() != "cpu" if scan_layers is None else scan_layers
+    dtypes.check(found.names.values())
     module = _described(found, dtypes)
     if abstract:
         module = folded(module, stack_params) if scan else module

@@ -88,6 +88,9 @@ def transformed(
         except CheckpointError as error:
             errors[first] = str(error)
             continue
+        if any(name in found for name in made):
+            # Some of it is there as it is: which of the two is meant, the file does not say.
+            unexpected += entry.every_key()
         unexpected += [name for name in made if name not in wanted]
         found.update((n, t) for n, t in made.items() if n in wanted and n not in found)
         done.append(record)
