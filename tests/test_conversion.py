@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import golden
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from given_back import assert_given_back, written
 
 import flaxen
 from flaxen.convert.ops import Concatenate, Split, Transpose
@@ -17,7 +15,7 @@ from flaxen.convert.transforms import (
     WeightRenaming,
     register_checkpoint_conversion_mapping,
 )
-from flaxen.core.errors import CheckpointError
+from flaxen.core.errors import CheckpointError, ConfigError, InputError
 
 IDS = np.arange(8).reshape(1, 8)
 
@@ -37,20 +35,6 @@ def logits(case, tmp_path_factory):
 def registered(monkeypatch):
     monkeypatch.setattr("flaxen.convert.transforms.registry._MAPPINGS", {})
     return register_checkpoint_conversion_mapping
-
-
-def written(case, weights, folder):
-    return golden.write_folder(golden.Case("odd", case.about, case.arrays, weights), folder)
-
-
-def assert_given_back(model, weights, folder):
-    """Saved, and once more after loading that: names and bytes are those of the file."""
-    model.save(folder)
-    found = load_file(folder / "model.safetensors")
-    assert found.keys() == weights.keys()
-    for name, array in weights.items():
-        assert found[name].dtype == array.dtype
-        np.testing.assert_array_equal(found[name], array, err_msg=name)
 
 
 MAPPINGS = [
@@ -152,6 +136,14 @@ def test_of_both_layouts_the_models_own_counts_and_the_other_is_reported(
     )
 
 
+def test_a_part_that_is_there_twice_is_reported(case, tmp_path, registered):
+    registered("llama", converters())
+    q = "model.layers.0.self_attn.q_proj.weight"
+    folder = written(case, fused(case) | {q: case.weights[q] + 1}, tmp_path / "twice")
+    with pytest.raises(CheckpointError, match=r"unexpected.*layers\.0.*wqkv"):
+        flaxen.load(folder)
+
+
 def test_a_conversion_that_fails_is_reported_with_all_else(case, tmp_path, registered):
     registered(
         "llama",
@@ -209,74 +201,23 @@ def test_dtypes_by_name_reach_the_weights_and_the_file(case, tmp_path):
     assert flaxen.load(tmp_path / "out", abstract=True).config.dtype == "bfloat16"
 
 
-@pytest.mark.parametrize("mapping", [None, {r"^output\.": "lm_head."}])
-def test_a_tied_head_that_stands_alone_is_saved_alone(case, tmp_path, mapping):
-    """Of the two names only the head's is in the file, and stays."""
-    weights = {k: v for k, v in case.weights.items() if k != "model.embed_tokens.weight"}
-    if mapping:
-        weights["output.weight"] = weights.pop("lm_head.weight")
-    folder = written(case, weights, tmp_path / "in")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
-    model = flaxen.load(folder, key_mapping=mapping)
-    assert model.loading.tied == {"lm_head.weight": "model.embed_tokens.weight"}
-    assert_given_back(model, weights, tmp_path / "out")
+def test_a_dtype_for_names_that_are_not_there_is_refused(case, tmp_path):
+    folder = written(case, case.weights, tmp_path / "in")
+    with pytest.raises(ConfigError, match="nrm"):
+        flaxen.load(folder, dtype={"nrm": "float32"})
 
 
-def test_a_named_group_is_renamed_back(case, tmp_path):
-    odd = {k.replace("layers.", "h"): v for k, v in case.weights.items()}
-    mapping = {r"h(?P<layer>\d+)": r"layers.\1"}
-    model = flaxen.load(written(case, odd, tmp_path / "in"), key_mapping=mapping)
-    assert_given_back(model, odd, tmp_path / "out")
+@pytest.mark.parametrize("name, options", [("m.gguf", {"quantize": "q8_0"}), ("m.gguf", {})])
+def test_a_name_that_ends_in_gguf_becomes_a_file(case, logits, tmp_path, name, options):
+    model = flaxen.load(written(case, case.weights, tmp_path / "in"))
+    model.save(tmp_path / name, **options)
+    assert (tmp_path / name).is_file()
+    np.testing.assert_allclose(flaxen.load(tmp_path / name)(IDS).logits, logits, atol=0.1)
 
 
-@pytest.mark.parametrize("mapping", [[("a", "b")], {"a": None}, {3: "a"}, {"(?i)a": ""}, {"(": ""}])
-def test_a_key_mapping_that_is_none_is_refused(case, tmp_path, mapping):
-    with pytest.raises(CheckpointError, match="key_mapping"):
-        flaxen.load(golden.write_folder(case, tmp_path / "in"), key_mapping=mapping)
-
-
-def packed(case):
-    """A mixture in the layout that Transformers has in memory."""
-    old, new = "block_sparse_moe", "mlp"
-    out = {k.replace(old, new): v for k, v in case.weights.items() if ".experts." not in k}
-    for layer in range(case.config["num_hidden_layers"]):
-        name = f"model.layers.{layer}.{old}.experts"
-        w1, w2, w3 = (
-            np.stack([case.weights[f"{name}.{i}.w{n}.weight"] for i in range(4)]) for n in (1, 2, 3)
-        )
-        name = name.replace(old, new)
-        out |= {f"{name}.gate_up_proj": np.concatenate([w1, w3], 1), f"{name}.down_proj": w2}
-    return out
-
-
-def test_packed_experts_beside_single_ones_are_reported(tmp_path):
-    mixture = golden.case("mixtral")
-    name = "model.layers.0.mlp.experts.down_proj"
-    weights = mixture.weights | {name: packed(mixture)[name] + 1}
-    folder = written(mixture, weights, tmp_path / "both")
-    with pytest.raises(CheckpointError, match=f"unexpected  {name}"):
-        flaxen.load(folder)
-    model = flaxen.load(folder, strict=False)
-    assert_given_back(model, mixture.weights, tmp_path / "out")
-
-
-def test_a_model_with_a_fresh_expert_is_saved_packed_as_the_others_were(tmp_path):
-    mixture = golden.case("mixtral")
-    weights, name = packed(mixture), "model.layers.0.mlp.experts.gate_up_proj"
-    short = weights | {name: weights[name][:3]}
-    model = flaxen.load(written(mixture, short, tmp_path / "in"), strict=False)
-    model.save(tmp_path / "out")
-    found = load_file(tmp_path / "out" / "model.safetensors")
-    assert {k: v.shape for k, v in found.items()} == {k: v.shape for k, v in weights.items()}
-    np.testing.assert_array_equal(found[name][:3], weights[name][:3])
-    assert np.isclose(found[name][3].std(), 0.02, rtol=0.1)
-
-
-def test_layers_of_different_dtypes_are_not_folded_together(case, tmp_path):
-    odd = {k: v.astype(np.float16) if ".layers.1." in k else v for k, v in case.weights.items()}
-    model = flaxen.load(written(case, odd, tmp_path / "in"), scan_layers=True)
-    assert_given_back(model, odd, tmp_path / "out")
-    by_name = {"layers.0.": "float32", "*": "bfloat16"}
-    again = flaxen.load(tmp_path / "in", scan_layers=True, dtype=by_name)
-    assert str(again.parameters()["layers.1.mlp.up_proj.weight"].dtype) == "bfloat16"
+def test_a_model_is_saved_in_float8(case, logits, tmp_path):
+    model = flaxen.load(written(case, case.weights, tmp_path / "in"))
+    model.save(tmp_path / "fp8", quantize="fp8")
+    np.testing.assert_allclose(flaxen.load(tmp_path / "fp8")(IDS).logits, logits, atol=0.5)
+    with pytest.raises(InputError, match="q8_0"):
+        model.save(tmp_path / "x", quantize="q8_0")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ from flaxen.families.config import abstract_module, both_spellings
 from flaxen.fit import hub_layout
 from flaxen.model import Model
 from flaxen.models.fold import unfold
-from flaxen.quantize import QuantizedWeight, stored_tensors
+from flaxen.quantize import QuantizedWeight, quantize_fp8, stored_tensors
+from flaxen.target import kind_of, write_file
 
 
 def save(
@@ -33,25 +35,28 @@ def save(
     folder: str | Path,
     *,
     dtype: Any = None,
+    quantize: str | None = None,
     max_shard_size: int | str = "5GB",
     tokenizer: Any = None,
     progress: Progress = True,
 ) -> None:
     """Write a folder that Transformers loads: weights under the hub's names, config, generation
-    config, tokenizer files.
+    config, tokenizer files. A name ending in .gguf makes a file for llama.cpp instead.
 
     Nothing is gathered whole; the folder is the old one or the new one at every moment. `tokenizer`
     (an HF tokenizer) is saved too, otherwise the files of the folder that the model came from are
     copied. Where several processes share the model, all call this, and each writes its own part.
 
+    `quantize` is "fp8" for a folder and "q8_0" for a file; a file is F16 if nothing is asked.
     Weights that stayed packed are written as the checkpoint had them, and its
     `quantization_config` with them.
 
     Raises:
+        InputError: a target that cannot hold what is asked.
         CheckpointError: for a model with adapters that are not merged, or an abstract one, or a
             dtype asked of packed weights.
     """
-    kind = float_dtype(dtype)
+    kind, where = float_dtype(dtype), kind_of(folder, quantize, dtype)
     several = jax.process_count() > 1
     raw = both_spellings(json.loads(model.origin.config_json))
     raw.setdefault("architectures", [f"{model.config.model_type.title()}ForCausalLM"])
@@ -63,7 +68,13 @@ def save(
                 "The model holds packed weights, which are saved as they are stored; leave dtype "
                 "out, or load the model with quantized='dequantize'."
             )
+    if quantize == "fp8":
+        tensors, raw = quantize_fp8(tensors, raw)
     with reporting(progress, "Saving", sum(t.nbytes for t in tensors.values())) as report:
+        if where == "gguf":
+            stored_as = quantize or (kind and kind.name)
+            _write_file(model, raw, tensors, folder, stored_as, tokenizer, report)
+            return
         write_checkpoint(
             tensors,
             folder,
@@ -75,6 +86,25 @@ def save(
             dtype=kind,
             write_beside=None if tokenizer is None else tokenizer.save_pretrained,
             progress=report,
+        )
+
+
+def _write_file(
+    model: Model,
+    config: dict[str, Any],
+    tensors: Mapping[str, LazyTensor],
+    path: str | Path,
+    stored_as: str | None,
+    tokenizer: Any,
+    progress: Callable[[int], None] | None,
+) -> None:
+    with tempfile.TemporaryDirectory() as made:
+        beside = model.origin.folder
+        if tokenizer is not None:
+            tokenizer.save_pretrained(made)
+            beside = Path(made)
+        write_file(
+            tensors, config, path, stored_as=stored_as, tokenizer_folder=beside, progress=progress
         )
 
 

@@ -74,6 +74,9 @@ def fit(checkpoint: Checkpoint, key_mapping: Mapping[str, str] | None = None) ->
         buffers=family.buffers,
     )
     report = dataclasses.replace(report, unread=list(reading.unread()))
+    if checkpoint.format == "torch":
+        # There a shared tensor has all of its names, and takes no room for them.
+        report.doubled.clear()
     return Fit(module, relation, weights, report, applied, partial)
 
 

@@ -91,6 +91,7 @@ def load(
     )
     report.raise_if_bad(strict, ignore_mismatched_sizes)
     scan = platform() != "cpu" if scan_layers is None else scan_layers
+    dtypes.check(found.names.values())
     if not abstract:
         found = _completed(found)
     module = _described(found, dtypes)

@@ -152,3 +152,33 @@ def test_convert(folder, tmp_path, capsys):
     assert main(["convert", str(folder), str(tmp_path / "new"), "--dtype", "bfloat16"]) == 0
     assert "model.safetensors" in capsys.readouterr().out
     assert json.loads((tmp_path / "new" / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_keys_are_renamed_for_a_command(tmp_path, capsys):
+    case = golden.case("llama")
+    odd = golden.Case(
+        "odd", case.about, case.arrays, {f"x.{k}": v for k, v in case.weights.items()}
+    )
+    there = golden.write_folder(odd, tmp_path / "odd")
+    assert main(["convert", str(there), str(tmp_path / "new"), "--key-mapping", r"^x\.="]) == 0
+    assert set(open_checkpoint(tmp_path / "new")) == set(case.weights)
+    assert main(["show", str(there), "--key-mapping", r"^x\.=", "--json"]) == 0
+    capsys.readouterr()
+    assert main(["show", str(there), "--key-mapping", "x"]) == 2
+    assert "lacks a '='" in capsys.readouterr().err
+
+
+def test_a_damaged_tokenizer_is_a_problem(folder, capsys):
+    (folder / "tokenizer.json").write_text("garbage")
+    assert main(["doctor", str(folder), "--json"]) == 1
+    assert "damaged" in json.loads(capsys.readouterr().out)["problems"][0]
+
+
+def test_a_config_of_another_type_is_a_problem_and_no_traceback(folder, capsys):
+    changed(folder, num_hidden_layers="thirty")
+    assert main(["doctor", str(folder), "--json"]) == 1
+
+
+def test_diff_does_not_mind_in_which_keys_rope_is_spelled(folder, tmp_path):
+    assert main(["convert", str(folder), str(tmp_path / "new")]) == 0
+    assert main(["diff", str(folder), str(tmp_path / "new")]) == 0

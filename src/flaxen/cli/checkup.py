@@ -44,11 +44,13 @@ def tokenizer(
 ) -> tuple[dict[str, Any], list[str]]:
     """The tokenizer in short, and what in it does not go with the config."""
     import flaxen
+    from flaxen.target import has_tokenizer
 
     try:
         tok = flaxen.tokenizer(source, revision=revision)
     except FlaxenError as error:
-        return {"found": f"none ({error})"}, []
+        damaged = Path(source).is_dir() and has_tokenizer(Path(source))
+        return {"found": "none"}, [f"the tokenizer is damaged: {error}"] if damaged else []
     ids = set(tok.get_vocab().values())
     about = {
         "found": type(tok).__name__,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from flaxen.cli.options import Json, Source, about
+from flaxen.cli.options import Json, KeyMapping, Source, about, renames
 from flaxen.cli.output import print_json, print_out, remark
 from flaxen.core.errors import InputError
 from flaxen.core.progress import reporting
@@ -18,21 +18,16 @@ if TYPE_CHECKING:
     from flaxen.convert.relation import TableRow
     from flaxen.fit import Fit
 
-QUANTIZE = {"fp8": "folder", "q8_0": "gguf"}
-"""What `--quantize` offers, and the kind of target that can hold it."""
-
-GGUF_KINDS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0"}
-"""How GGUF calls what matrices are stored as; F16 if nothing is asked."""
-
 
 def convert(
     source: Source,
     target: Annotated[str, about("The folder or .gguf file to write.")],
     *,
     dtype: Annotated[
-        str | None, about("float32, bfloat16, ...; default: as stored, or F16.")
+        str | None, about("float32, bfloat16, ...; default: as stored, in .gguf float16.")
     ] = None,
     quantize: Annotated[str | None, about("fp8 (folders) or q8_0 (.gguf).")] = None,
+    key_mapping: KeyMapping = None,
     revision: Annotated[str | None, about("Branch, tag or commit of a hub id.")] = None,
     max_shard_size: Annotated[str, about("Files no larger than this, if tensors allow.")] = "5GB",
     dry_run: Annotated[
@@ -49,18 +44,14 @@ def convert(
     from flaxen.convert.dtypes import float_dtype
     from flaxen.convert.formats.checkpoint import open_checkpoint
     from flaxen.fit import fit
+    from flaxen.target import kind_of
 
-    kind = "gguf" if target.endswith(".gguf") else "folder"
-    if quantize is not None and QUANTIZE.get(quantize) != kind:
-        offered = ", ".join(name for name, where in QUANTIZE.items() if where == kind)
-        raise InputError(f"--quantize {quantize} is not for a {kind}; for it there is {offered}.")
-    if quantize is not None and dtype is not None:
-        raise InputError("--quantize and --dtype both say how weights are stored; leave one out.")
+    kind = kind_of(target, quantize, dtype)
     wanted = float_dtype(dtype)
     if not dry_run:
         _refuse_to_replace(Path(target), overwrite)
     checkpoint = open_checkpoint(source, revision=revision)
-    found = fit(checkpoint)
+    found = fit(checkpoint, renames(key_mapping))
     if dry_run:
         return _relation(found, json)
     found.report.raise_if_bad()
@@ -97,22 +88,18 @@ def _write_gguf(
     stored_as: str | None,
     progress: Any,
 ) -> None:
-    from flaxen.convert.formats.gguf_write import write_gguf
-    from flaxen.families.config import hf_config
-    from flaxen.text.tokenizer import VOCABULARIES
+    from flaxen.target import has_tokenizer, write_file
 
-    beside = checkpoint.folder
-    if beside is not None and not any((beside / name).is_file() for name in VOCABULARIES):
-        beside = None
-    if beside is None and checkpoint.format != "gguf":
+    inside = checkpoint.format == "gguf"
+    if not inside and not has_tokenizer(checkpoint.folder):
         remark("there is no tokenizer beside the weights, so the file has none")
-    write_gguf(
+    write_file(
         tensors,
-        hf_config(checkpoint.config).to_dict(),
+        checkpoint.config,
         target,
-        kind=GGUF_KINDS.get(stored_as or "float16", "F16"),
-        tokenizer_folder=beside,
-        metadata=checkpoint.metadata if checkpoint.format == "gguf" else None,
+        stored_as=stored_as,
+        tokenizer_folder=checkpoint.folder,
+        metadata=checkpoint.metadata if inside else None,
         progress=progress,
     )
 

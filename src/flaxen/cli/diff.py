@@ -51,17 +51,18 @@ def diff(
 def _weights(checkpoint: Checkpoint) -> Mapping[str, Any]:
     from flaxen.fit import fit
 
-    return fit(checkpoint).weights
+    found = fit(checkpoint)
+    found.report.raise_if_bad()
+    return found.weights
 
 
 def _config(a: Checkpoint, b: Checkpoint) -> dict[str, list[Any]]:
     """Config keys that differ, with both values; None where there is no such key."""
-    keys = sorted({*a.config, *b.config} - {"transformers_version"})
-    return {
-        key: [a.config.get(key), b.config.get(key)]
-        for key in keys
-        if a.config.get(key) != b.config.get(key)
-    }
+    from flaxen.families.config import both_spellings
+
+    one, other = both_spellings(a.config), both_spellings(b.config)
+    keys = sorted({*one, *other} - {"transformers_version"})
+    return {key: [one.get(key), other.get(key)] for key in keys if one.get(key) != other.get(key)}
 
 
 def _print(found: Comparison, config: dict[str, list[Any]], rows: int) -> None:

@@ -142,15 +142,22 @@ def _print(found: dict[str, Any], problems: list[str]) -> None:
 
 
 def _listed(about: dict[str, Any], sizes: bool) -> list[tuple[str, str]]:
+    """Rows of a table; what is empty is left out."""
+    from flaxen.convert.report import fold
     from flaxen.show import human_bytes
 
     rows = []
     for name, value in about.items():
-        if isinstance(value, dict):
+        if name == "mismatched":
+            value = [f"{n}: found {list(has)}, expected {list(is_)}" for n, has, is_ in value]
+        elif name in ("missing", "unexpected"):
+            value = fold(value)
+        elif isinstance(value, dict):
             value = [f"{key}: {each}" for key, each in value.items()]
         elif not isinstance(value, list | tuple | set | frozenset):
-            value = [human_bytes(value) if sizes else str(value)]
+            value = [] if value in (None, 0, 0.0) else [human_bytes(value) if sizes else value]
         shown = [str(each) for each in value]
         more = [f"... {len(shown) - 10} more"] if len(shown) > 10 else []
-        rows.append((name.replace("_", " "), "\n".join([*shown[:10], *more]) or "none"))
-    return rows
+        if shown:
+            rows.append((name.replace("_", " "), "\n".join([*shown[:10], *more])))
+    return rows or [("nothing unusual", "")]

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter, Token
 
+from flaxen.core.errors import InputError
+
 if TYPE_CHECKING:
     from flaxen.model import Model
 
@@ -40,6 +42,9 @@ def about(text: str, **more: Any) -> Parameter:
 
 Count = Annotated[int, Parameter(converter=_converted)]
 Json = Annotated[bool, about("Print one JSON object instead of text.", name="--json")]
+KeyMapping = Annotated[
+    list[str] | None, about("REGEX=NAME: what keys of the checkpoint are called; may be repeated.")
+]
 Download = Annotated[
     bool, about("Fetch the files of a hub id; otherwise only their headers are read.")
 ]
@@ -57,6 +62,7 @@ class Loading:
     attention: Annotated[str, about("An attention mechanism's name, or auto.")] = "auto"
     adapter: Annotated[str | None, about("A PEFT adapter folder to put on top.")] = None
     revision: Annotated[str | None, about("Branch, tag or commit of a hub id.")] = None
+    key_mapping: KeyMapping = None
 
     def load(self, source: str, **more: Any) -> Model:
         """Load a model as these options say."""
@@ -89,6 +95,7 @@ class Loading:
             source,
             dtype=self.dtype,
             revision=self.revision,
+            key_mapping=renames(self.key_mapping),
             remote=from_afar(download),
             abstract=True,
             scan_layers=False,
@@ -97,7 +104,8 @@ class Loading:
 
     def given(self) -> dict[str, Any]:
         """The options under the names of `flaxen.load`."""
-        return _given(self)
+        given = _given(self)
+        return given | {"key_mapping": renames(self.key_mapping)} if self.key_mapping else given
 
 
 @Parameter(name="*")
@@ -120,6 +128,19 @@ class Sampling:
 def _given(options: Any) -> dict[str, Any]:
     values = {field.name: getattr(options, field.name) for field in fields(options)}
     return {name: value for name, value in values.items() if value is not None}
+
+
+def renames(key_mapping: Sequence[str] | None) -> dict[str, str] | None:
+    """What `--key-mapping` says, as `flaxen.load` takes it.
+
+    Raises:
+        InputError: a rule without `=`.
+    """
+    wrong = next((rule for rule in key_mapping or () if "=" not in rule), None)
+    if wrong is not None:
+        raise InputError(f"--key-mapping {wrong!r} lacks a '='; write for example '^module\\.='.")
+    pairs = (rule.rpartition("=") for rule in key_mapping or ())
+    return {pattern: name for pattern, _, name in pairs} or None
 
 
 def from_afar(download: bool) -> bool:

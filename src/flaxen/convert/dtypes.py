@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import ml_dtypes
@@ -21,6 +21,10 @@ FLOATS: dict[str, np.dtype] = {
 }
 
 
+SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
+"""Other names that people and tools use."""
+
+
 @dataclasses.dataclass(frozen=True)
 class DtypePlan:
     """Rules in order: the first whose pattern is found in a tensor's name says what it becomes."""
@@ -32,6 +36,18 @@ class DtypePlan:
         if not is_float(stored):
             return stored
         return next((kind for pattern, kind in self.rules if _found(pattern, name)), stored)
+
+    def check(self, names: Iterable[str]) -> None:
+        """
+        Raises:
+            ConfigError: a pattern that is found in none of the names.
+        """
+        names = list(names)
+        for pattern, _ in self.rules:
+            if not any(_found(pattern, name) for name in names):
+                raise ConfigError(
+                    f"dtype: no tensor has {pattern!r} in its name; names are such as {names[0]!r}."
+                )
 
     @property
     def main(self) -> np.dtype | None:
@@ -66,7 +82,7 @@ def float_dtype(dtype: Any) -> np.dtype | None:
     if dtype is None or (isinstance(dtype, str) and dtype == "auto"):
         return None
     try:
-        name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
+        name = SHORT.get(dtype, dtype) if isinstance(dtype, str) else np.dtype(dtype).name
     except (TypeError, ValueError):
         name = str(dtype)
     if name not in FLOATS:

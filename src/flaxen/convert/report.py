@@ -55,7 +55,8 @@ class Report:
         if rows:
             raise CheckpointError(
                 f"The checkpoint does not fit the model:\n{_table(rows)}\n"
-                "Check that the config belongs to these weights, and that every file is complete."
+                "Check that the config belongs to these weights, and that every file is complete; "
+                "names that all differ in the same way can be led over by key_mapping."
             )
 
     def summary(self) -> str:

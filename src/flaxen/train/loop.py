@@ -282,7 +282,7 @@ def _finish(run: _Run, step: int, state: TrainState) -> Result:
             alpha=config.lora_alpha,
             rank_stabilised=config.lora_rank_stabilised,
             fan_in_fan_out=family.fan_in_fan_out,
-            base=getattr(run.model.config, "_name_or_path", None) or None,
+            base=str(run.model.origin.folder) if run.model.origin.folder else None,
         )
     if importlib.util.find_spec("matplotlib"):
         files["picture_path"] = loss_picture(log.path, output / "loss.png")

@@ -109,6 +109,11 @@ def _files(path: Path, single: str, index: str) -> tuple[list[Path], dict[str, l
     if (path / index).is_file():
         return _indexed(path / index)
     found = sorted(p.name for p in path.iterdir())
+    if "adapter_config.json" in found:
+        raise CheckpointError(
+            f"{path} holds an adapter, not a model. flaxen.load puts it on top of the model that "
+            "it names; for anything else, merge it (flaxen.tune.merge) and save the model."
+        )
     raise CheckpointError(
         f"{path} holds neither {single} nor {index}, only {', '.join(found[:8]) or 'nothing'}. "
         "Pass a folder with weights."
