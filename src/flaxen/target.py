@@ -10,7 +10,6 @@ from flaxen.convert.formats.gguf_write import write_gguf
 from flaxen.convert.lazy import LazyTensor
 from flaxen.core.errors import InputError
 from flaxen.families.config import hf_config
-from flaxen.text.tokenizer import VOCABULARIES
 
 QUANTIZE = {"fp8": "folder", "q8_0": "gguf"}
 """Ways to quantise, and the kind of target that can hold them."""
@@ -36,6 +35,8 @@ def kind_of(target: str | Path, quantize: str | None, dtype: Any) -> str:
 
 def has_tokenizer(folder: Path | None) -> bool:
     """Whether a folder holds a vocabulary of any kind."""
+    from flaxen.text.tokenizer import VOCABULARIES
+
     return folder is not None and any((folder / name).is_file() for name in VOCABULARIES)
 
 
