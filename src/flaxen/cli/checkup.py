@@ -44,11 +44,14 @@ def tokenizer(
 ) -> tuple[dict[str, Any], list[str]]:
     """The tokenizer in short, and what in it does not go with the config."""
     import flaxen
+    from flaxen.text.tokenizer import VOCABULARIES
 
     try:
         tok = flaxen.tokenizer(source, revision=revision)
     except FlaxenError as error:
-        return {"found": f"none ({error})"}, []
+        here = Path(source).expanduser()
+        damaged = any((here / name).is_file() for name in VOCABULARIES)
+        return {"found": f"none ({error})"}, [str(error)] if damaged else []
     ids = set(tok.get_vocab().values())
     about = {
         "found": type(tok).__name__,

@@ -60,8 +60,10 @@ def convert(
     checkpoint = open_checkpoint(source, revision=revision)
     found = fit(checkpoint)
     if dry_run:
-        return _relation(found, json)
+        _relation(found, json)
     found.report.raise_if_bad()
+    if dry_run:
+        return None
     tensors, config = found.tensors(), checkpoint.config
     if quantize == "fp8":
         from flaxen.quantize import quantize_fp8
@@ -135,7 +137,10 @@ def _relation(found: Fit, json: bool) -> None:
 
     rows = [row for row in found.relation.table() if row.path in found.weights]
     if json:
-        return print_json([row._asdict() for row in rows])
+        sizes = {path: tensor.nbytes for path, tensor in found.weights.items()}
+        return print_json(
+            {"weights": [{**row._asdict(), "bytes": sizes[row.path]} for row in rows]}
+        )
     printed = (
         (row.path, _together(row.names), row.layout, human_bytes(found.weights[row.path].nbytes))
         for row in rows
