@@ -29,7 +29,7 @@ from flaxen.fit import Fit, fit
 from flaxen.fresh import from_config, initial
 from flaxen.layers.context import Runtime
 from flaxen.model import Model, Origin
-from flaxen.models.fold import folded, stack_params
+from flaxen.models.fold import folded, in_body, stack_params
 from flaxen.quantize import keeps, packed, stored_settings
 from flaxen.shard import Placement, Plan, placement_on
 
@@ -159,7 +159,7 @@ def _read(
     # Parts of packed weights are lazy tensors too, each with its own place.
     leaves: dict[str, Any] = {path: tensors[path] for path in params}
     if keep:
-        packs, places = packed(leaves, where)
+        packs, places = packed(leaves, where, in_body(module))
         leaves, where = leaves | packs, where | places
     total = sum(t.nbytes for t in jax.tree.leaves(leaves))
     with reporting(progress, "Loading", total) as report:

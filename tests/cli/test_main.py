@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
+import golden
 import pytest
 
 import flaxen
@@ -94,3 +96,25 @@ def test_human_numbers(text: str, size: int):
 def test_what_is_no_whole_number_is_refused(text: str):
     with pytest.raises(ValueError, match="no whole number"):
         whole_number(text)
+
+
+@pytest.mark.parametrize(
+    ("redirected", "status"), [(">&-", 0), (">/dev/full", 2), ("| head -c 0", 141)]
+)
+def test_output_that_nobody_takes_is_no_traceback(tmp_path, redirected, status):
+    golden.write_folder(golden.case("llama"), tmp_path)
+    script = f"set -o pipefail; {sys.executable} -m flaxen show {tmp_path} {redirected}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == status
+    assert "Traceback" not in done.stderr
+
+
+def test_an_encoding_without_our_marks_gets_others(tmp_path):
+    golden.write_folder(golden.case("llama"), tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "flaxen", "diff", str(tmp_path), str(tmp_path)],
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        check=False,
+    )
+    assert (done.returncode, done.stdout[:7]) == (0, b"? equal")

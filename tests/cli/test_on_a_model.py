@@ -7,6 +7,7 @@ import json
 import golden
 import numpy as np
 import pytest
+from words import word_tokenizer
 
 from flaxen.cli import main
 from flaxen.convert.compare import compare
@@ -110,7 +111,10 @@ def test_diff_tells_how_far_a_dtype_rounds(folder, tmp_path, capsys):
 
 def test_convert_dry_run_names_every_tensor_and_writes_nothing(folder, tmp_path, capsys):
     assert main(["convert", str(folder), str(tmp_path / "new"), "--dry-run", "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
+    rows = json.loads(capsys.readouterr().out)["weights"]
+    assert sum(row["bytes"] for row in rows) == sum(
+        array.nbytes for array in golden.case("qwen3").weights.values()
+    )
     named = {name for row in rows for name in row["names"]}
     assert named == set(golden.case("qwen3").weights)
     assert not (tmp_path / "new").exists()
@@ -119,7 +123,7 @@ def test_convert_dry_run_names_every_tensor_and_writes_nothing(folder, tmp_path,
 def test_a_dry_run_folds_layers_and_names_the_keys_of_the_file(tmp_path, capsys):
     moe = golden.write_folder(golden.case("mixtral"), tmp_path / "moe")
     assert main(["convert", str(moe), str(tmp_path / "new"), "--dry-run", "--json"]) == 0
-    rows = {row["path"]: row for row in json.loads(capsys.readouterr().out)}
+    rows = {row["path"]: row for row in json.loads(capsys.readouterr().out)["weights"]}
     row = rows["layers.1.mlp.experts.up_proj.weight"]
     keys = [f"model.layers.1.block_sparse_moe.experts.{i}.w3.weight" for i in range(4)]
     assert row["tensors"] == keys
@@ -179,6 +183,53 @@ def test_a_config_of_another_type_is_a_problem_and_no_traceback(folder, capsys):
     assert main(["doctor", str(folder), "--json"]) == 1
 
 
-def test_diff_does_not_mind_in_which_keys_rope_is_spelled(folder, tmp_path):
+def test_convert_dry_run_tells_what_does_not_fit(folder, tmp_path, capsys):
+    changed(folder, intermediate_size=8)
+    assert main(["convert", str(folder), str(tmp_path / "new"), "--dry-run", "--json"]) == 2
+    out, err = capsys.readouterr()
+    assert json.loads(out)["weights"] and "up_proj" in err
+
+
+def test_a_converted_model_is_equal_to_its_source(folder, tmp_path, capsys):
     assert main(["convert", str(folder), str(tmp_path / "new")]) == 0
     assert main(["diff", str(folder), str(tmp_path / "new")]) == 0
+    assert "equal" in capsys.readouterr().out
+
+
+def test_names_in_brackets_are_printed_as_they_are(folder, tmp_path, capsys):
+    case = golden.case("qwen3")
+    odd = case.weights | {"a[/b].[red]:smile:": np.ones(3, np.float32)}
+    other = golden.write_folder(golden.Case("odd", case.about, case.arrays, odd), tmp_path / "odd")
+    changed(other, architectures=["[/red]"])
+    assert main(["diff", str(folder), str(other)]) == 1
+    printed = capsys.readouterr().out
+    assert "a[/b].[red]:smile:" in printed and "['[/red]']" in printed
+    assert main(["doctor", str(other)]) == 1
+    assert "a[/b].[red]:smile:" in capsys.readouterr().out
+
+
+def test_numbers_that_json_does_not_know_are_texts(folder, tmp_path, capsys):
+    case = golden.case("qwen3")
+    bad = {k: v.copy() for k, v in case.weights.items()}
+    bad["model.norm.weight"][3] = np.nan
+    other = golden.write_folder(golden.Case("bad", case.about, case.arrays, bad), tmp_path / "bad")
+    assert main(["diff", str(folder), str(other), "--json"]) == 1
+    found = json.loads(capsys.readouterr().out, parse_constant=lambda name: pytest.fail(name))
+    assert found["different"][0]["largest"] == "inf"
+
+
+def test_doctor_reports_a_config_that_no_tokenizer_can_be_made_beside(tmp_path, capsys):
+    folder = golden.write_folder(golden.case("llama"), tmp_path)
+    word_tokenizer(128).save_pretrained(folder)
+    changed(folder, num_attention_heads=7)
+    assert main(["doctor", str(folder), "--json"]) == 1
+    problems = json.loads(capsys.readouterr().out)["problems"]
+    assert any("attention heads (7)" in problem for problem in problems)
+
+
+def test_doctor_names_the_quantisation(folder, tmp_path, capsys):
+    target = str(tmp_path / "fp8")
+    assert main(["convert", str(folder), target, "--quantize", "fp8", "--json"]) == 0
+    capsys.readouterr()
+    assert main(["doctor", target, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["files"]["quantization"] == "fp8"

@@ -212,6 +212,23 @@ DAMAGED = {
     "unknown method": ({}, {"quant_method": "bitsandbytes"}, "'bitsandbytes'.*fp8, mxfp4, awq"),
     "no method": ({}, {"bits": 4}, "quantised with None"),
     "a list": ({}, [4], "quantised with \\[4\\]"),
+    "a name alone": (named(AWQ_STORED), "awq", "quantised with 'awq'"),
+    "no settings": (named(AWQ_STORED), None, "'a.qweight' is quantised, but .* quant_config.json"),
+    "fp8, plain modules that are none": (
+        named(FP8_STORED),
+        FP8 | {"modules_to_not_convert": 5},
+        "modules_to_not_convert=5",
+    ),
+    "awq, plain modules in one word": (
+        named(AWQ_STORED),
+        AWQ | {"modules_to_not_convert": "lm_head"},
+        "expected a list of names",
+    ),
+    "awq, and the plain weight": (
+        changed(AWQ_STORED, weight=np.ones((16, 24), np.float32)),
+        AWQ,
+        "'a.weight' is there as it is and quantised too",
+    ),
     "fp8, no scales": (changed(FP8_STORED, weight_scale_inv=None), FP8, "a.weight_scale_inv' is"),
     "fp8, a wrong grid": (
         changed(FP8_STORED, weight_scale_inv=np.ones((3, 2), np.float32)),

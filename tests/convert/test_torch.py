@@ -283,7 +283,7 @@ def test_the_stride_of_an_axis_of_one_place_does_not_matter(tmp_path):
 
 
 CONTENTS = {
-    "a tensor alone": (ONE, "holds a Stored"),
+    "a tensor alone": (ONE, "holds a tensor alone"),
     "numbers beside tensors": (files.table({"a": ONE, "lr": b"K\x01"}), "'lr' \\(int\\)"),
     "nested": (files.table({"net": files.table({"a": ONE})}), "'net' \\(dict\\)"),
     "nothing": (b"}", "an empty dictionary"),

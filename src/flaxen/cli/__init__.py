@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -33,9 +35,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     With FLAXEN_TRACEBACK=1 in the environment every error comes with its traceback.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A file or an old terminal may be of an encoding without our marks.
+            stream.reconfigure(errors="replace")
     try:
         result = application()(arguments)
-        sys.stdout.flush()
+        _flush()
     except FlaxenError as error:
         return _mendable(error, str(error))
     except ModuleNotFoundError as error:
@@ -46,11 +52,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return 130
-    except BrokenPipeError:
+    except OSError as error:
+        full = error.errno == errno.ENOSPC and error.filename is None
+        if not full and not isinstance(error, BrokenPipeError):
+            raise
         # Whoever read our output has left; without this, Python complains once more at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+        return _mendable(error, f"What is printed goes to a full disk: {error}") if full else 141
     return result if isinstance(result, int) else 0
+
+
+def _flush() -> None:
+    """There is no stdout where it was closed."""
+    if sys.stdout is not None:
+        sys.stdout.flush()
 
 
 def application() -> App:

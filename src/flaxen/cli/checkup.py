@@ -25,7 +25,7 @@ def files(checkpoint: Checkpoint) -> dict[str, Any]:
     sizes: Counter[str] = Counter()
     for tensor in checkpoint.values():
         sizes[tensor.dtype.name] += tensor.nbytes
-    scheme = checkpoint.config.get("quantization_config") or {}
+    scheme = checkpoint.quantization or {}
     found = {
         "format": checkpoint.format,
         "tensors": len(checkpoint),

@@ -53,8 +53,10 @@ def convert(
     checkpoint = open_checkpoint(source, revision=revision)
     found = fit(checkpoint, renames(key_mapping))
     if dry_run:
-        return _relation(found, json)
+        _relation(found, json)
     found.report.raise_if_bad()
+    if dry_run:
+        return None
     tensors, config = found.tensors(), checkpoint.config
     if quantize == "fp8":
         from flaxen.quantize import quantize_fp8
@@ -140,12 +142,8 @@ def _relation(found: Fit, json: bool) -> None:
     }
     sizes = {row.path: found.weights[row.path].nbytes for row in rows}
     if json:
-        return print_json(
-            [
-                row._asdict() | {"tensors": made_of[row.path], "nbytes": sizes[row.path]}
-                for row in rows
-            ]
-        )
+        about = lambda row: {"tensors": made_of[row.path], "bytes": sizes[row.path]}
+        return print_json({"weights": [row._asdict() | about(row) for row in rows]})
     alike: dict[tuple[str, str], list[TableRow]] = {}
     for row in rows:
         alike.setdefault((re.sub(r"\d+", "#", row.path), row.layout), []).append(row)

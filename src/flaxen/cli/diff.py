@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
-from flaxen.cli.options import Json, Source, about
-from flaxen.cli.output import print_json, print_out
+from flaxen.cli.options import Count, Json, Source, about
+from flaxen.cli.output import print_json, print_mark, print_out
 from flaxen.core.progress import reporting
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def diff(
     weights: Annotated[
         bool, about("Compare what a model makes of them: other layouts and names are equal.")
     ] = False,
-    rows: Annotated[int, about("Print this many tensors, the farthest apart first.")] = ROWS,
+    rows: Annotated[Count, about("Print this many tensors, the farthest apart first.")] = ROWS,
     json: Json = False,
 ) -> int:
     """Tell whether two checkpoints are equal, which tensors differ and how far.
@@ -60,6 +60,7 @@ def _config(a: Checkpoint, b: Checkpoint) -> dict[str, list[Any]]:
     """Config keys that differ, with both values; None where there is no such key."""
     from flaxen.families.config import both_spellings
 
+    # What conversion adds for older readers says nothing new.
     one, other = both_spellings(a.config), both_spellings(b.config)
     keys = sorted({*one, *other} - {"transformers_version"})
     return {key: [one.get(key), other.get(key)] for key in keys if one.get(key) != other.get(key)}
@@ -81,7 +82,7 @@ def _print(found: Comparison, config: dict[str, list[Any]], rows: int) -> None:
     for key, (one, other) in config.items():
         print_out(f"config: {key} is {one!r} and {other!r}")
     if found.same and not config:
-        print_out(f"[bold green]✓[/] equal, all {found.equal} tensors bit for bit")
+        print_mark(True, f"equal, all {found.equal} tensors bit for bit")
     else:
         print_out(f"{found.equal} tensors equal, {len(found.different)} different")
 

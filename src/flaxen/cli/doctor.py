@@ -18,7 +18,7 @@ from flaxen.cli.options import (
     enough_cpu_devices,
     from_afar,
 )
-from flaxen.cli.output import print_json, print_out
+from flaxen.cli.output import print_json, print_mark, print_out
 from flaxen.cli.show import planned
 from flaxen.core.errors import FlaxenError
 
@@ -136,9 +136,9 @@ def _print(found: dict[str, Any], problems: list[str]) -> None:
     for name, facts in found.items():
         print_out(table([TITLES.get(name, name), ""], _listed(facts, name == "memory")))
     for problem in problems:
-        print_out(f"[bold red]✗[/] {problem}")
+        print_mark(False, problem)
     if not problems:
-        print_out("[bold green]✓[/] loads, is understood in full, and fits")
+        print_mark(True, "loads, is understood in full, and fits")
 
 
 def _listed(about: dict[str, Any], sizes: bool) -> list[tuple[str, str]]:

@@ -3,23 +3,47 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from typing import Any
 
 
 def print_json(value: Any) -> None:
-    """One JSON object on stdout; what JSON does not know becomes its text."""
-    print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+    """One JSON object on stdout; what JSON does not know, also NaN, becomes its text."""
+    print(json.dumps(_known(value), indent=2, ensure_ascii=False, default=str))
+
+
+def _known(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: _known(each) for key, each in value.items()}
+    return [_known(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def print_out(*things: Any) -> None:
-    """Text and tables on stdout, in the width of the terminal; 120 columns where it is none."""
+    """Text and tables on stdout, in the width of the terminal; 120 columns where it is none.
+
+    Strings are printed as they are: names and messages come from files, and may have brackets.
+    """
     from rich.console import Console
 
-    console = Console(highlight=False)
+    class Out(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # rich would end the command with status 1
+
+    console = Out(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         console.width = 120
     console.print(*things)
+
+
+def print_mark(good: bool, text: str) -> None:
+    """A line on stdout that begins with a green tick or a red cross."""
+    from rich.text import Text
+
+    mark, style = ("✓", "bold green") if good else ("✗", "bold red")
+    print_out(Text.assemble((mark, style), f" {text}"))
 
 
 def remark(text: str) -> None:

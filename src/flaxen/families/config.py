@@ -110,13 +110,13 @@ def both_spellings(raw: Mapping[str, Any]) -> dict[str, Any]:
     too.
     """
     out, rope = dict(raw), raw.get("rope_parameters")
-    if not rope:
+    if not rope or not isinstance(rope, Mapping):
         return out
-    nested = "full_attention" in rope
-    main = dict((rope["full_attention"] if nested else rope) or {})
+    nested = isinstance(rope.get("full_attention"), Mapping)
+    main = dict(rope["full_attention"] if nested else rope)
     if main.get("rope_theta") is not None:
         out["rope_theta"] = main.pop("rope_theta")
-    if nested and rope.get("sliding_attention"):
+    if nested and isinstance(rope.get("sliding_attention"), Mapping):
         out["rope_local_base_freq"] = rope["sliding_attention"].get("rope_theta")
     if main.get("rope_type", "default") != "default":
         out["rope_scaling"] = main

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jax.sharding import NamedSharding, PartitionSpec
@@ -36,26 +36,34 @@ def keeps(quantized: str) -> bool:
 
 
 def packed(
-    tensors: Mapping[str, LazyTensor], where: Mapping[str, NamedSharding | None]
+    tensors: Mapping[str, LazyTensor],
+    where: Mapping[str, NamedSharding | None],
+    in_body: Callable[[str], bool],
 ) -> tuple[dict[str, QuantizedWeight], dict[str, QuantizedWeight]]:
     """Those of a model's weights that can stay packed, as leaves of lazy parts, and as leaves of
     the places of these parts.
 
-    where: the sharding of each plain weight, or None.
+    where: the sharding of each plain weight, or None. in_body: whether a path's weight is one of
+    equal layers that are stacked.
     """
-    found = {path: packed_leaf(t, where[path] is not None) for path, t in tensors.items()}
+    found = {
+        path: packed_leaf(t, where[path] is not None, in_body(path)) for path, t in tensors.items()
+    }
     leaves = {path: leaf for path, leaf in found.items() if leaf is not None}
     return leaves, {path: part_shardings(leaf, where[path]) for path, leaf in leaves.items()}
 
 
-def packed_leaf(tensor: LazyTensor, whole: bool = False) -> QuantizedWeight | None:
-    """A leaf of lazy parts, if the tensor is a quantised matrix (or layers of such) reshaped to
-    (out..., in...); None for anything else, such as experts, and parts of a fused matrix.
+def packed_leaf(
+    tensor: LazyTensor, whole: bool = False, layers: bool = False
+) -> QuantizedWeight | None:
+    """A leaf of lazy parts, if the tensor is a quantised matrix reshaped to (out..., in...); None
+    for anything else, such as experts, and parts of a fused matrix.
 
-    whole: multiply in one piece, as is best where a mesh cuts the weight.
+    whole: multiply in one piece, as is best where a mesh cuts the weight. layers: the tensor is one
+    such matrix for each layer; what else is stacked, such as experts, looks the same.
     """
     if isinstance(tensor, Stacked):
-        return _stacked([packed_leaf(part, whole) for part in tensor.parts])
+        return _stacked([packed_leaf(part, whole) for part in tensor.parts]) if layers else None
     source = tensor
     while isinstance(source, Reshaped):
         source = source.parent
@@ -106,7 +114,7 @@ def _cuts_evenly(tensor: QuantizedTensor, count: int) -> bool:
 
 
 def _stacked(leaves: Sequence[QuantizedWeight | None]) -> QuantizedWeight | None:
-    found = [leaf for leaf in leaves if leaf is not None and not leaf.stacked]
+    found = [leaf for leaf in leaves if leaf is not None]
     if len(found) < len(leaves) or len({_kind(leaf) for leaf in found}) > 1:
         return None
     parts = {role: stack([leaf.parts[role] for leaf in found]) for role in found[0].parts}

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from flaxen.convert.schemes.base import Scheme
 from flaxen.core.dot import dense
@@ -47,6 +48,19 @@ class QuantizedWeight:
     @property
     def ndim(self) -> int:
         return len(self.shape)
+
+    @property
+    def sharding(self) -> Any:
+        """How a mesh cuts the weight, as its codes tell; None if no mesh holds them."""
+        role, axes = next(iter(self.scheme.axes.items()))
+        held = getattr(self.parts[role], "sharding", None)
+        if not isinstance(held, NamedSharding):
+            return None
+        spec = (*held.spec, *[None] * len(self.parts[role].shape))[: self.stacked + len(axes)]
+        cuts = dict(zip(axes, spec[self.stacked :], strict=True))
+        outs = (cuts["out"], *[None] * (self.outs - 1))
+        ins = (cuts["in"], *[None] * (len(self.inner) - self.outs - 1))
+        return NamedSharding(held.mesh, PartitionSpec(*spec[: self.stacked], *outs, *ins))
 
     def values(self) -> jax.Array:
         """The plain weight (out..., in...): what loading without keeping gives."""

@@ -45,7 +45,7 @@ def tokenizer(
     where = os.fspath(here)
     try:
         found = hf.AutoTokenizer.from_pretrained(where, trust_remote_code=False)
-    except Exception as error:  # the config class's own checks, and tokenizers, raise many kinds
+    except Exception as error:  # each kind of damaged file raises another kind
         why = next(iter(str(error).splitlines()), type(error).__name__)
         raise CheckpointError(
             f"No tokenizer can be made of {where!r}: {why} "

@@ -11,10 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
+from flaxen.core.errors import ConfigError
 from flaxen.core.tree import combine, module, partition
 from flaxen.layers.context import Runtime
 from flaxen.layers.cross_entropy import IGNORED
 from flaxen.models.causal import whole_context
+from flaxen.quantize import QuantizedWeight
 from flaxen.train.config import TrainConfig
 from flaxen.train.optim import OPTIMIZERS, Schedule, decays, learning_rate
 from flaxen.tune.lora import adapters
@@ -71,12 +73,20 @@ def make_trainer(
     step 0.
 
     `steps` is where the schedule ends. The given weights stay as they are.
+
+    Raises:
+        ConfigError: weights would be trained that are packed.
     """
+    if not adapters(tree) and any(map(_is_packed, jax.tree.leaves(tree, is_leaf=_is_packed))):
+        raise ConfigError(
+            "The model holds packed weights, whose codes cannot be trained. Train adapters on top "
+            "(lora_rank), or load the model with quantized='dequantize'."
+        )
     trained, frozen = partition(tree, trainable(tree))
     optimizer, masters = OPTIMIZERS[config.optimizer](config), jax.tree.map(_master, trained)
     kinds = jax.tree.map(lambda x: x.dtype, trained)
     if config.dtype is not None:
-        frozen = jax.tree.map(lambda x: _in_dtype(x, config.dtype), frozen)
+        frozen = jax.tree.map(lambda x: _in_dtype(x, config.dtype), frozen, is_leaf=_is_packed)
         if not adapters(tree):
             kinds = jax.tree.map(lambda x: jnp.dtype(config.dtype), trained)
     start = TrainState(
@@ -212,7 +222,14 @@ def _master(x: jax.Array) -> jax.Array:
     return jnp.array(x, jnp.float32, copy=True)
 
 
-def _in_dtype(x: jax.Array, dtype: Any) -> jax.Array:
+def _is_packed(x: Any) -> bool:
+    return isinstance(x, QuantizedWeight)
+
+
+def _in_dtype(x: Any, dtype: Any) -> Any:
+    """Floats in a dtype; of a packed weight the values, its codes and scales stay."""
+    if _is_packed(x):
+        return dataclasses.replace(x, dtype=jnp.dtype(dtype))
     return x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
 

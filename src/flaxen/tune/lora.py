@@ -25,6 +25,7 @@ from flaxen.core.errors import ConfigError, did_you_mean
 from flaxen.core.tree import module, paths, static
 from flaxen.layers.linear import Linear
 from flaxen.models.fold import in_body
+from flaxen.quantize import QuantizedWeight
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -130,7 +131,8 @@ def add_lora(
 
 
 def merge(tree: Any) -> Any:
-    """The model with plain weights: W + scale * b @ a in float32, cast once to the weight's dtype.
+    """The model with plain weights: W + scale * b @ a in float32, cast once to the weight's dtype;
+    a packed W becomes a plain weight too.
 
     Raises:
         ConfigError: when there is no adapter, so that nothing is merged twice unnoticed.
@@ -145,7 +147,12 @@ def _merged(leaf: LowRank) -> jax.Array:
     batch = tuple(range(leaf.stacked))
     over = (((leaf.b.ndim - 1,), (leaf.stacked,)), (batch, batch))
     change = jax.lax.dot_general(leaf.b, leaf.a, over, precision="highest")
-    return (leaf.weight.astype(jnp.float32) + leaf.scale * change).astype(leaf.dtype)
+    weight = leaf.weight
+    if isinstance(weight, QuantizedWeight):
+        weight = (jax.vmap(QuantizedWeight.values) if leaf.stacked else QuantizedWeight.values)(
+            weight
+        )
+    return (weight.astype(jnp.float32) + leaf.scale * change).astype(leaf.dtype)
 
 
 def map_linears(change: Callable[[str, Linear], Linear], tree: Any) -> Any:

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable
+from json import JSONDecodeError
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from flaxen.convert.formats.hub_files import (
     Chosen,
     ReadJson,
     checkpoint_files,
+    stays_inside,
     tokenizer_files,
 )
 from flaxen.core.errors import CheckpointError
@@ -73,7 +75,21 @@ def hub_name(name: str, revision: str | None = None, token: str | None = None) -
             f"{name!r} is no file or folder here, and no hub id "
             "(org/name, org/name/folder or org/name/file.gguf)."
         )
-    return HubName(found["repository"], found["path"] or "", revision, token)
+    return HubName(found["repository"], found["path"] or "", revision, clean_token(token))
+
+
+def clean_token(token: str | None) -> str | None:
+    """The token without space around it.
+
+    Raises:
+        CheckpointError: it cannot be sent. It is not told: what is secret must not end in a log.
+    """
+    if not isinstance(token, str):
+        return token
+    token = token.strip()
+    if not token.isascii() or not token.isprintable() or " " in token:
+        raise CheckpointError("token= holds characters that no token has; expected hf_...")
+    return token
 
 
 def download(name: str, *, revision: str | None = None, token: str | None = None) -> Path:
@@ -128,18 +144,25 @@ def listing(place: HubName) -> Listing:
     """What the hub has at a place, by one short request."""
     from huggingface_hub import HfApi, constants
 
-    info = HfApi(endpoint(), token=place.token, library_name="flaxen").model_info(
-        place.repository,
-        revision=place.revision,
-        files_metadata=True,
-        timeout=constants.HF_HUB_ETAG_TIMEOUT,
-    )
-    files = {
-        file.rfilename: Listed(
-            file.size or 0, file.lfs.sha256 if file.lfs else file.blob_id or file.rfilename
+    try:
+        info = HfApi(endpoint(), token=place.token, library_name="flaxen").model_info(
+            place.repository,
+            revision=place.revision,
+            files_metadata=True,
+            timeout=constants.HF_HUB_ETAG_TIMEOUT,
         )
-        for file in info.siblings or []
-    }
+        files = {
+            file.rfilename: Listed(
+                file.size or 0, file.lfs.sha256 if file.lfs else file.blob_id or file.rfilename
+            )
+            for file in info.siblings or []
+            if stays_inside(file.rfilename)
+        }
+    except (AttributeError, KeyError, TypeError, JSONDecodeError) as error:
+        raise CheckpointError(
+            f"{endpoint()} answered with something else than the files of {place.repository} "
+            f"({type(error).__name__}: {error}). Check HF_ENDPOINT and the connection."
+        ) from error
     return Listing(str(info.sha), files)
 
 
@@ -219,6 +242,12 @@ def _fetched(place: HubName, found: Listing, choose: Choose) -> Path:
                 tqdm_class=_bar(),
                 **where,
             )
+        )
+    absent = [file for file in picked.needed if not (here / file).is_file()]
+    if absent:
+        raise CheckpointError(
+            f"{place.repository} on the hub lists files that it does not give: "
+            f"{', '.join(absent)}. Try again later."
         )
     return here / picked.path
 

@@ -6,7 +6,7 @@ import errno
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from flaxen.core.errors import CheckpointError
+from flaxen.core.errors import CheckpointError, FlaxenError
 
 Explain = Callable[[Exception], CheckpointError]
 
@@ -14,13 +14,12 @@ Explain = Callable[[Exception], CheckpointError]
 @contextmanager
 def explaining(explain: Explain) -> Iterator[None]:
     """Turn what `huggingface_hub` and the system raise into a CheckpointError."""
-    from huggingface_hub.errors import HFValidationError
-
     try:
         yield
-    except CheckpointError:
+    except FlaxenError:
         raise
-    except (*unreachable(), HFValidationError, OSError, RuntimeError) as error:
+    # ValueError: a name that is none, an address that cannot be followed.
+    except (*unreachable(), OSError, RuntimeError, ValueError) as error:
         raise explain(error) from error
 
 

@@ -119,6 +119,11 @@ def _inside(files: list[str], folder: str) -> dict[str, str]:
     return {file[len(start) :]: file for file in files if file.startswith(start)}
 
 
+def stays_inside(file: str) -> bool:
+    """Whether a path that a server names is one below the repository's folder."""
+    return not file.startswith("/") and "\\" not in file and ".." not in file.split("/")
+
+
 def join(folder: str, name: str) -> str:
     return f"{folder}/{name}" if folder else name
 

@@ -10,15 +10,23 @@ import ml_dtypes
 import numpy as np
 
 from flaxen.convert.formats.checkpoint import Checkpoint
+from flaxen.convert.formats.quantized_checks import (
+    ANY,
+    Settings,
+    Shape,
+    check,
+    check_settings,
+    group,
+    is_size,
+    need,
+    number,
+)
 from flaxen.convert.lazy import LazyTensor
 from flaxen.convert.schemes.base import QuantizedTensor, Scheme
 from flaxen.convert.schemes.fp8_blocks import Fp8Blocks
 from flaxen.convert.schemes.int_groups import WORD, Awq, Gptq
 from flaxen.convert.schemes.mxfp4 import BLOCK, Mxfp4Experts
 from flaxen.core.errors import CheckpointError
-
-Settings = Mapping[str, Any]
-ANY = -1
 
 
 class Found(NamedTuple):
@@ -28,13 +36,6 @@ class Found(NamedTuple):
     scheme: Scheme
     shape: tuple[int, ...]
     parts: dict[str, str]
-
-
-class Shape(NamedTuple):
-    """What a stored tensor should be; any size where the shape says ANY."""
-
-    dtypes: tuple[Any, ...]
-    shape: tuple[int, ...]
 
 
 def dequantized(checkpoint: Checkpoint) -> Checkpoint:
@@ -49,18 +50,17 @@ def dequantized(checkpoint: Checkpoint) -> Checkpoint:
         CheckpointError: for another method than fp8, mxfp4, awq and gptq, or parts of a weight that
             are absent or do not fit together.
     """
-    about = checkpoint.config.get("quantization_config")
-    if about is None:
+    method = check_settings(checkpoint, tuple(READERS))
+    if method is None:
         return checkpoint
-    method = about.get("quant_method") if isinstance(about, Mapping) else about
-    if not isinstance(method, str) or method not in READERS:
-        raise CheckpointError(
-            f"The checkpoint is quantised with {method!r}; supported are {', '.join(READERS)} (not "
-            "bitsandbytes, compressed-tensors, torchao and others). Use an unquantised version."
-        )
+    about = checkpoint.config["quantization_config"]
     tensors: dict[str, LazyTensor] = dict(checkpoint)
     for found in READERS[method](checkpoint, about):
         parts = {role: tensors.pop(name) for role, name in found.parts.items()}
+        if found.name in tensors:
+            raise CheckpointError(
+                f"{found.name!r} is there as it is and quantised too ({found.parts}). Keep one."
+            )
         kind = _said(checkpoint.config) or _of_scales(parts)
         tensors[found.name] = QuantizedTensor(found.scheme, parts, found.shape, kind)
     return Checkpoint(
@@ -105,8 +105,8 @@ def _fp8(tensors: Mapping[str, LazyTensor], about: Settings) -> Iterator[Found]:
         scales = f"{name}_scale_inv"
         plain = scales not in tensors and _left_alone(name, about)
         if tensor.dtype in FP8 and tensor.ndim > 1 and not plain:
-            _need(tensors, name, scales)
-            _check(tensors, scales, Shape((*SCALES, *EXPONENTS), tensors[scales].shape))
+            need(tensors, name, scales)
+            check(tensors, scales, Shape((*SCALES, *EXPONENTS), tensors[scales].shape))
             block = _block(name, tensor.shape, tensors[scales].shape, size)
             parts = {"weight": name, "weight_scale_inv": scales}
             inputs = f"{name.rpartition('.')[0]}.activation_scale"
@@ -115,15 +115,11 @@ def _fp8(tensors: Mapping[str, LazyTensor], about: Settings) -> Iterator[Found]:
                 parts["activation_scale"] = inputs
             yield Found(name, Fp8Blocks(block), tensor.shape, parts)
         elif scales in tensors:
-            _check(tensors, name, Shape(FP8, tensor.shape))
+            check(tensors, name, Shape(FP8, tensor.shape))
 
 
 def _is_block(size: Any) -> bool:
-    return isinstance(size, list | tuple) and len(size) == 2 and all(_is_size(n) for n in size)
-
-
-def _is_size(n: Any) -> bool:
-    return type(n) is int and n > 0
+    return isinstance(size, list | tuple) and len(size) == 2 and all(is_size(n) for n in size)
 
 
 def _left_alone(name: str, about: Settings) -> bool:
@@ -154,9 +150,9 @@ def _mxfp4(tensors: Mapping[str, LazyTensor], about: Settings) -> Iterator[Found
             continue
         name = stored.removesuffix("_blocks")
         scales = f"{name}_scales"
-        _need(tensors, stored, scales)
-        _check(tensors, stored, Shape((np.uint8,), (ANY, ANY, ANY, BLOCK // 2)))
-        _check(tensors, scales, Shape((np.uint8,), blocks.shape[:-1]))
+        need(tensors, stored, scales)
+        check(tensors, stored, Shape((np.uint8,), (ANY, ANY, ANY, BLOCK // 2)))
+        check(tensors, scales, Shape((np.uint8,), blocks.shape[:-1]))
         experts, outs, groups, _ = blocks.shape
         parts = {"blocks": stored, "scales": scales}
         yield Found(name, Mxfp4Experts(), (experts, groups * BLOCK, outs), parts)
@@ -168,15 +164,15 @@ def _awq(tensors: Mapping[str, LazyTensor], about: Settings) -> Iterator[Found]:
         raise CheckpointError(
             f"The checkpoint is packed for AWQ's {kind!r} kernel; supported is 'gemm'."
         )
-    _number(about, ("bits", "w_bit"), 4, (4,))
-    size = _group(about)
+    number(about, ("bits", "w_bit"), 4, (4,))
+    size = group(about)
     for name, stored in _packed(tensors, ("qzeros", "scales")):
         ins, words = _matrix(tensors, stored["qweight"])
-        group = ins if size == -1 else size
-        groups = -(-ins // group)
-        _check(tensors, stored["qzeros"], Shape((np.int32,), (groups, words)))
-        _check(tensors, stored["scales"], Shape(SCALES, (groups, words * 8)))
-        yield Found(name, Awq(group), (words * 8, ins), stored)
+        run = ins if size == -1 else size
+        groups = -(-ins // run)
+        check(tensors, stored["qzeros"], Shape((np.int32,), (groups, words)))
+        check(tensors, stored["scales"], Shape(SCALES, (groups, words * 8)))
+        yield Found(name, Awq(run), (words * 8, ins), stored)
 
 
 def _gptq(tensors: Mapping[str, LazyTensor], about: Settings) -> Iterator[Found]:
@@ -185,8 +181,8 @@ def _gptq(tensors: Mapping[str, LazyTensor], about: Settings) -> Iterator[Found]
         raise CheckpointError(
             f"The checkpoint is of GPTQ's format {kind!r}; supported are 'gptq' and 'gptq_v2'."
         )
-    bits = _number(about, ("bits",), None, (2, 3, 4, 8))
-    size = _group(about)
+    bits = number(about, ("bits",), None, (2, 3, 4, 8))
+    size = group(about)
     for name, stored in _packed(tensors, ("qzeros", "scales"), ("g_idx",)):
         words, outs = _matrix(tensors, stored["qweight"])
         if words * WORD % bits or outs * bits % WORD:
@@ -195,13 +191,13 @@ def _gptq(tensors: Mapping[str, LazyTensor], about: Settings) -> Iterator[Found]
                 "no whole words. Fetch or write the checkpoint again."
             )
         ins = words * WORD // bits
-        group = ins if size == -1 else size
-        groups = -(-ins // group)
-        _check(tensors, stored["qzeros"], Shape((np.int32,), (groups, outs * bits // WORD)))
-        _check(tensors, stored["scales"], Shape(SCALES, (groups, outs)))
+        run = ins if size == -1 else size
+        groups = -(-ins // run)
+        check(tensors, stored["qzeros"], Shape((np.int32,), (groups, outs * bits // WORD)))
+        check(tensors, stored["scales"], Shape(SCALES, (groups, outs)))
         index = _index(tensors, stored, ins, groups)
-        by_index = index is not None and not np.array_equal(index, np.arange(ins) // group)
-        scheme = Gptq(bits, group, int(kind == "gptq"), by_index)
+        by_index = index is not None and not np.array_equal(index, np.arange(ins) // run)
+        scheme = Gptq(bits, run, int(kind == "gptq"), by_index)
         yield Found(name, scheme, (outs, ins), stored)
 
 
@@ -211,7 +207,7 @@ def _index(
     """The group of each input, which is read at once: a number that is none would be found late."""
     if "g_idx" not in stored:
         return None
-    _check(tensors, stored["g_idx"], Shape((np.int32,), (ins,)))
+    check(tensors, stored["g_idx"], Shape((np.int32,), (ins,)))
     index = tensors[stored["g_idx"]].read()
     if index.size and not 0 <= index.min() <= index.max() < groups:
         raise CheckpointError(
@@ -231,55 +227,14 @@ def _packed(
             continue
         module = match[1]
         for role in needed:
-            _need(tensors, packed, module + role)
+            need(tensors, packed, module + role)
         held = [role for role in ("qweight", *needed, *known) if module + role in tensors]
         yield f"{module}weight", {role: module + role for role in held}
 
 
 def _matrix(tensors: Mapping[str, LazyTensor], name: str) -> tuple[int, int]:
-    _check(tensors, name, Shape((np.int32,), (ANY, ANY)))
+    check(tensors, name, Shape((np.int32,), (ANY, ANY)))
     return tensors[name].shape[0], tensors[name].shape[1]
-
-
-def _need(tensors: Mapping[str, LazyTensor], name: str, other: str) -> None:
-    if other not in tensors:
-        raise CheckpointError(
-            f"{name!r} is quantised, but {other!r} is not in the checkpoint. Fetch all its files."
-        )
-
-
-def _check(tensors: Mapping[str, LazyTensor], name: str, expected: Shape) -> None:
-    tensor, wanted = tensors[name], expected.shape
-    fits = len(tensor.shape) == len(wanted) and all(
-        want in (ANY, n) for n, want in zip(tensor.shape, wanted, strict=True)
-    )
-    if tensor.dtype not in expected.dtypes or not fits:
-        kinds = " or ".join(np.dtype(d).name for d in expected.dtypes)
-        sizes = ", ".join("any" if n == ANY else str(n) for n in wanted)
-        raise CheckpointError(
-            f"{name!r} is {tensor.dtype}{list(tensor.shape)}, expected {kinds}[{sizes}]. Fetch or "
-            "write the checkpoint again."
-        )
-
-
-def _number(
-    about: Settings, keys: tuple[str, ...], default: int | None, known: tuple[int, ...]
-) -> int:
-    value = next((about[key] for key in keys if about.get(key) is not None), default)
-    if type(value) is not int or value not in known:
-        raise CheckpointError(
-            f"quantization_config says {keys[0]}={value!r}; supported are {list(known)}."
-        )
-    return value
-
-
-def _group(about: Settings) -> int:
-    value: Any = next((about[k] for k in ("group_size", "q_group_size") if k in about), None)
-    if value != -1 and not _is_size(value):
-        raise CheckpointError(
-            f"quantization_config says group_size={value!r}; expected a size above 0, or -1."
-        )
-    return value
 
 
 READERS: dict[str, Callable[[Mapping[str, LazyTensor], Settings], Iterator[Found]]] = {

@@ -47,6 +47,8 @@ class RemoteFile:
         """Bytes of the whole file; known once something was read."""
         self._location: str | None = None
         """Where redirects led: asked directly from then on."""
+        self._etags: dict[Any, str] = {}
+        """What each server calls this version of the file."""
 
     def first(self, limit: int) -> bytes:
         """The first bytes, at most `limit`."""
@@ -138,7 +140,7 @@ class RemoteFile:
         said = answer.headers.get("content-range", "")
         found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", said.strip())
         first, last, size = map(int, found.groups()) if found else (-1, -1, -1)
-        if self.size not in (None, size):
+        if self.size not in (None, size) or not self._same_version(answer):
             raise CheckpointError(f"{self.url} changed while it was read. Open it again.")
         if (first, last + 1) != (start, min(stop, size)):
             raise CheckpointError(
@@ -147,6 +149,13 @@ class RemoteFile:
             )
         self.size = size
         return last + 1
+
+    def _same_version(self, answer: Any) -> bool:
+        """Whether a server calls the file what it did before; weak names tell nothing of bytes."""
+        etag = answer.headers.get("etag", "")
+        if not etag or etag.startswith("W/"):
+            return True
+        return self._etags.setdefault(_origin(str(answer.url)), etag) == etag
 
     @contextmanager
     def _answer(self, headers: dict[str, str]) -> Iterator[Any]:

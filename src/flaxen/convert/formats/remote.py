@@ -18,6 +18,7 @@ from flaxen.convert.formats.folder import wanted_by_file
 from flaxen.convert.formats.hub import (
     HubName,
     chosen,
+    clean_token,
     endpoint,
     hub_name,
     is_url,
@@ -153,6 +154,7 @@ def open_remote(name: str, *, revision: str | None = None, token: str | None = N
     """
     counter = ByteCounter()
     if is_url(name):
+        token = clean_token(token)
         headers = {"authorization": f"Bearer {token}"} if token else {}
         source = RemoteFile(name, headers, counter, functools.partial(_explained_url, name))
         tensors, metadata = _tensors({name: source}, None)

@@ -166,7 +166,8 @@ def _state_dict(source: FileMap, found: Any) -> dict[str, Stored]:
         kinds = [f"{str(k)[:80]!r} ({type(inner[k]).__name__})" for k in odd[:8]]
         what = f"a dictionary where {', '.join(kinds)} are no tensors"
     else:
-        what = "an empty dictionary" if inner == {} else f"a {type(inner).__name__}"
+        kind = "tensor" if isinstance(inner, Stored) else type(inner).__name__
+        what = "an empty dictionary" if inner == {} else f"a {kind} alone"
     raise CheckpointError(
         f"{source.path} holds {what}; expected a flat state dict, bare or under "
         f"{' or '.join(map(repr, WRAPPERS))}. Save the state dict alone."
