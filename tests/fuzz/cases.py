@@ -17,6 +17,7 @@ import gguf
 import gguf_files
 import golden
 import numpy as np
+import quantized_files
 import torch_files
 from fuzz import mutations as m
 from safetensors.numpy import save_file
@@ -40,8 +41,35 @@ def prepare(folder: Path) -> None:
     for kind in gguf_files.HALVES:
         _gguf(folder / "gguf" / f"{kind.name}.gguf", kind)
     gguf_files.write(folder / "gguf" / "all.gguf", "llama", _layer(), _told)
+    _quantized(folder)
     _adapter(folder / "adapter")
     shutil.copytree(folder / "shards1", folder / "adapter" / "base")
+
+
+def _quantized(folder: Path) -> None:
+    """One weight of each method, with its settings; for fp8, a whole model."""
+    draw, case = np.random.default_rng(0), golden.case("llama")
+    ints = {"bits": 4, "group_size": 16, "modules_to_not_convert": ["lm_head"]}
+    block = {"weight_block_size": [24, 16], "modules_to_not_convert": ["lm_head"]}
+    made = {
+        "fp8": (quantized_files.fp8(draw, 32, 48, (24, 16)), block),
+        "awq": (quantized_files.awq(draw, 32, 48, 16), {**ints, "version": "gemm"}),
+        "gptq": (quantized_files.gptq(draw, 32, 48, 16), {**ints, "checkpoint_format": "gptq"}),
+        "mxfp4": (quantized_files.mxfp4(draw, 2, 64, 4), {}),
+    }
+    for method, (stored, settings) in made.items():
+        link = "_" if method == "mxfp4" else "."
+        tensors = {f"a{link}{role}": part for role, part in stored.parts.items()}
+        config = {"quantization_config": {"quant_method": method, **settings}}
+        quantized_files.write(folder / method, tensors, config)
+    tensors = {}
+    for name, array in case.weights.items():
+        parts = {"weight": array}
+        if name.endswith("_proj.weight"):
+            parts = quantized_files.fp8(draw, *array.shape, (24, 16)).parts
+        tensors |= {name.removesuffix("weight") + role: part for role, part in parts.items()}
+    about = {"quantization_config": {"quant_method": "fp8", **block}}
+    quantized_files.write(folder / "packed", tensors, case.config | about)
 
 
 def _gguf(path: Path, kind: gguf.GGMLQuantizationType) -> None:
@@ -126,6 +154,12 @@ def _file(base: str, name: str, damage: Callable[[bytes, Random], bytes], end: s
     return make
 
 
+def _one_of(bases: list[str], name: str, damage: Callable[[bytes, Random], bytes], end: str):
+    """A kind of case: one of several folders, of which one file is damaged."""
+    makers = [_file(base, name, damage, end) for base in bases]
+    return lambda sound, folder, rng: rng.choice(makers)(sound, folder, rng)
+
+
 def _single(base: str, pattern: str, damage: Callable[[bytes, Random], bytes], end: str):
     """A kind of case: one of several files, damaged."""
 
@@ -153,6 +187,15 @@ def _zipped(raw: bytes, rng: Random) -> bytes:
     return rng.choice([m.damaged, m.damaged_archive, m.damaged_archive])(raw, rng)
 
 
+def _settings_of_codes(raw: bytes, rng: Random) -> bytes:
+    """A config whose quantization_config is damaged, and only that."""
+    config = json.loads(raw)
+    text = m.damaged_json(config.pop("quantization_config"), rng)
+    rest = json.dumps(config)[1:-1].encode()
+    return b'{"quantization_config": ' + text + (b", " + rest if rest else b"") + b"}"
+
+
+METHODS = ["fp8", "awq", "gptq", "mxfp4"]
 INDEX = "model.safetensors.index.json"
 ADAPTER = "adapter_model.safetensors"
 KINDS: dict[str, Callable[[Path, Path, Random], tuple[str, Path]]] = {
@@ -165,6 +208,9 @@ KINDS: dict[str, Callable[[Path, Path, Random], tuple[str, Path]]] = {
     "gguf": _single("gguf", "[QI]*.gguf", m.damaged, "read"),
     "gguf, model": _single("gguf", "all.gguf", m.damaged, "load"),
     "gguf, metadata": _single("gguf", "all.gguf", m.damaged_metadata, "load"),
+    "quantised, config": _one_of(METHODS, "config.json", _settings_of_codes, "read"),
+    "quantised, header": _one_of(METHODS, "model.safetensors", _headed, "read"),
+    "quantised, model": _file("packed", "config.json", _settings_of_codes, "keep"),
     "torch": _file("torch", "pytorch_model.bin", _zipped),
     "torch, one file": _single("data", "*.pt", _zipped, "read"),
     "adapter": _file("adapter", ADAPTER, _headed, "adapter"),
@@ -208,6 +254,12 @@ def _load(path: Path, rng: Random) -> None:
         flaxen.load(path, strict=not lenient, abstract=lenient)
 
 
+def _keep(path: Path, rng: Random) -> None:
+    import flaxen
+
+    flaxen.load(path, quantized="keep")
+
+
 def _abstract(path: Path, rng: Random) -> None:
     import flaxen
 
@@ -232,6 +284,7 @@ def _adapted(path: Path, base: Any) -> None:
 ENDS: dict[str, Callable[[Path, Random], None]] = {
     "read": _read,
     "load": _load,
+    "keep": _keep,
     "abstract": _abstract,
     "settings": _settings,
 }
