@@ -17,6 +17,7 @@ from flaxen.core.tree import is_param, module, paths, static
 from flaxen.families import find
 from flaxen.families.family import Reading
 from flaxen.layers.context import Runtime
+from flaxen.model import Origin
 from flaxen.models.causal import forward
 from flaxen.models.fold import fold, stack_params
 from flaxen.shard import Placement, make_mesh, plan_named
@@ -25,11 +26,12 @@ from flaxen.tune import LowRank
 
 @module
 class Tiny:
-    """What training asks of a model: module, runtime, config, replace, save."""
+    """What training asks of a model: module, runtime, config, origin, replace, save."""
 
     module: Any
     runtime: static[Runtime] = Runtime()
     config: static[Any] = None
+    origin: static[Any] = Origin(config_json="{}")
 
     def replace(self, **changes: Any) -> Tiny:
         return dataclasses.replace(self, **changes)
