@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from flaxen.convert.dtypes import float_dtype
 from flaxen.convert.formats.gguf_write import write_gguf
 from flaxen.convert.lazy import LazyTensor
 from flaxen.core.errors import InputError
@@ -30,6 +31,11 @@ def kind_of(target: str | Path, quantize: str | None, dtype: Any) -> str:
         raise InputError(f"quantize={quantize!r} is not for a {kind}; for it there is {offered}.")
     if quantize is not None and dtype is not None:
         raise InputError("quantize and dtype both say how weights are stored; leave one out.")
+    wanted = float_dtype(dtype)
+    if kind == "gguf" and wanted is not None and wanted.name not in GGUF_KINDS:
+        raise InputError(
+            f"A GGUF file cannot hold {wanted.name}; choose of {', '.join(GGUF_KINDS)}."
+        )
     return kind
 
 
@@ -55,7 +61,7 @@ def write_file(
         tensors,
         hf_config(config).to_dict(),
         path,
-        kind=GGUF_KINDS.get(stored_as or "float16", "F16"),
+        kind=GGUF_KINDS[stored_as or "float16"],
         tokenizer_folder=tokenizer_folder if has_tokenizer(tokenizer_folder) else None,
         metadata=metadata,
         progress=progress,

@@ -233,3 +233,11 @@ def test_doctor_names_the_quantisation(folder, tmp_path, capsys):
     capsys.readouterr()
     assert main(["doctor", target, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["files"]["quantization"] == "fp8"
+
+
+@pytest.mark.parametrize("dtype, stored", [("bf16", "bfloat16"), ("fp32", "float32")])
+def test_short_names_of_dtypes_reach_a_gguf_file(tmp_path, dtype, stored):
+    here = golden.write_folder(golden.case("llama"), tmp_path / "here")
+    there = tmp_path / "there.gguf"
+    assert main(["convert", str(here), str(there), "--dtype", dtype]) == 0
+    assert open_checkpoint(there)["model.embed_tokens.weight"].dtype == stored

@@ -67,14 +67,10 @@ def convert(
         remark(f"{scales} matrices in float8, {len(stay)} stay as they are")
     with reporting(True, "Writing", sum(t.nbytes for t in tensors.values())) as progress:
         if kind == "gguf":
-            _write_gguf(tensors, checkpoint, target, quantize or dtype, progress)
+            stored_as = quantize or (wanted and wanted.name)
+            _write_gguf(tensors, checkpoint, target, stored_as, progress)
         else:
             _write_folder(tensors, checkpoint, config, target, wanted, max_shard_size, progress)
-    if kind == "folder" and checkpoint.format == "gguf":
-        import flaxen
-
-        # A folder's tokenizer files are copied; a GGUF file has its tokenizer inside.
-        flaxen.tokenizer(checkpoint.files[0]).save_pretrained(target)
     return _summary(tensors, target, json)
 
 
@@ -118,12 +114,19 @@ def _write_folder(
     from flaxen.convert.save import write_checkpoint
     from flaxen.families.config import both_spellings
 
+    beside = None
+    if checkpoint.format == "gguf":
+        import flaxen
+
+        # A folder's tokenizer files are copied; a GGUF file has its tokenizer inside.
+        beside = flaxen.tokenizer(checkpoint.files[0]).save_pretrained
     write_checkpoint(
         tensors,
         target,
         config=both_spellings(config),
         generation_config=checkpoint.generation_config,
         copy_from=checkpoint.folder,
+        write_beside=beside,
         max_shard_size=max_shard_size,
         dtype=dtype,
         progress=progress,
