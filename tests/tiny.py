@@ -17,8 +17,8 @@ from flaxen.cache import Cache
 from flaxen.core.tree import is_param, module, paths
 from flaxen.families import find
 from flaxen.families.family import Reading
-from flaxen.layers.context import Runtime
 from flaxen.layers.linear import Embedding
+from flaxen.layers.runtime import Runtime
 from flaxen.shard import Placement, make_mesh, plan_named
 
 

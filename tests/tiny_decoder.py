@@ -16,7 +16,7 @@ from transformers import CONFIG_MAPPING
 from flaxen.core.tree import is_param, module, paths, static
 from flaxen.families import find
 from flaxen.families.family import Reading
-from flaxen.layers.context import Runtime
+from flaxen.layers.runtime import Runtime
 from flaxen.model import Origin
 from flaxen.models.causal import forward
 from flaxen.models.fold import fold, stack_params

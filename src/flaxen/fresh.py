@@ -13,13 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flaxen.attention import known
+from flaxen.attention import AttentionSettings, known
 from flaxen.convert.dtypes import float_dtype
 from flaxen.convert.report import Report
 from flaxen.core.platform import platform
 from flaxen.core.tree import Param, is_param, paths, rebuild
 from flaxen.families.config import abstract_module, hf_config
-from flaxen.layers.context import Runtime
+from flaxen.layers.runtime import Checkpointing, Runtime
 from flaxen.model import Model, Origin
 from flaxen.models.fold import folded
 from flaxen.shard import Plan, placement_on
@@ -56,7 +56,11 @@ def from_config(
     raw["dtype"] = (kind or np.dtype(np.float32)).name
     origin = Origin(
         config_json=json.dumps(raw, sort_keys=True, default=str),
-        runtime=Runtime(attention=known(attention), remat=remat, placement=placement),
+        runtime=Runtime(
+            attention=known(AttentionSettings(attention)),
+            checkpointing=Checkpointing("block" if remat else None),
+            placement=placement,
+        ),
         loading=Report(unread=list(reading.unread())),
     )
     return Model(module=module, origin=origin)

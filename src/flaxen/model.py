@@ -15,8 +15,8 @@ from flaxen.convert.report import Report
 from flaxen.convert.transforms import Applied
 from flaxen.core.errors import CacheError, InputError
 from flaxen.core.tree import Param, is_param, module, paths, static
-from flaxen.layers.context import PLAIN, Runtime
 from flaxen.layers.cross_entropy import IGNORED
+from flaxen.layers.runtime import PLAIN, Runtime
 from flaxen.models.outputs import CausalOutput
 
 
@@ -232,5 +232,5 @@ class Model:
         mesh = f", mesh {dict(self.mesh.shape)}" if self.mesh else ""
         return (
             f"Model({kind}, {self.num_parameters / 1e6:,.1f}M parameters, {'/'.join(dtypes)}"
-            f"{mesh}, attention {self.runtime.attention!r})"
+            f"{mesh}, attention {self.runtime.attention.mechanism!r})"
         )

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from flaxen.adapter import adapted, base_of
-from flaxen.attention import known
+from flaxen.attention import AttentionSettings, known
 from flaxen.convert.arrays import ArrayTensor
 from flaxen.convert.dtypes import DtypePlan, dtype_plan
 from flaxen.convert.formats.checkpoint import Checkpoint, open_checkpoint
@@ -27,7 +27,7 @@ from flaxen.core.progress import Progress, reporting
 from flaxen.core.tree import Param, is_param, paths, rebuild
 from flaxen.fit import Fit, fit
 from flaxen.fresh import from_config, initial
-from flaxen.layers.context import Runtime
+from flaxen.layers.runtime import Checkpointing, Runtime
 from flaxen.model import Model, Origin
 from flaxen.models.fold import folded, in_body, stack_params
 from flaxen.quantize import keeps, packed, stored_settings
@@ -81,7 +81,11 @@ def load(
     """
     start, dtypes, keep = time.perf_counter(), dtype_plan(dtype), keeps(quantized)
     placement = placement_on(mesh, plan)
-    runtime = Runtime(attention=known(attention), remat=remat, placement=placement)
+    runtime = Runtime(
+        attention=known(AttentionSettings(attention)),
+        checkpointing=Checkpointing("block" if remat else None),
+        placement=placement,
+    )
     if adapter is None and (base := base_of(path)) is not None:
         path, adapter = base, path
     checkpoint = open_checkpoint(path, revision=revision, token=token, remote=remote)

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import attention_reference as reference
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flaxen.attention import MECHANISMS, Call, Mask, Scene, choose, explain, visible
+from flaxen.attention import (
+    MECHANISMS,
+    AttentionSettings,
+    Call,
+    Mask,
+    Scene,
+    choose,
+    explain,
+    visible,
+)
 from flaxen.core.errors import ConfigError
 
 
@@ -20,11 +32,16 @@ def call(T=6, S=None, N=4, K=2, H=8, mask=None, softcap=None, aligned=True, dtyp
         heads=N,
         kv_heads=K,
         head_dim=H,
+        v_head_dim=H,
         dtype=dtype,
         platform="cpu",
         aligned=aligned,
         softcap=softcap,
     )
+
+
+def asking(mechanism, **changes):
+    return dataclasses.replace(call(**changes), settings=AttentionSettings(mechanism))
 
 
 def scene(T, keep=None, segments=None, aligned=True):
@@ -43,21 +60,6 @@ def arrays(seed, B, T, N, K, H, dtype=np.float32):
     rng = np.random.default_rng(seed)
     make = lambda heads: rng.standard_normal((B, T, heads, H)).astype(dtype)
     return make(N), make(K), make(K)
-
-
-def reference(q, k, v, see, scale, softcap=None):
-    """softmax(q k / sqrt(H)) v in float64; a query that sees nothing gives zeros."""
-    B, T, N, _ = q.shape
-    group = N // k.shape[2]
-    out = np.zeros((B, T, N, v.shape[-1]))
-    for b, t, n in np.ndindex(B, T, N):
-        keys = np.flatnonzero(np.broadcast_to(see, (B, T, see.shape[-1]))[b, t])
-        if keys.size:
-            s = k[b, keys, n // group].astype(np.float64) @ q[b, t, n].astype(np.float64) * scale
-            s = softcap * np.tanh(s / softcap) if softcap else s
-            p = np.exp(s - s.max())
-            out[b, t, n] = (p / p.sum()) @ v[b, keys, n // group].astype(np.float64)
-    return out
 
 
 def able(c):
@@ -88,9 +90,8 @@ def test_equals_float64(name, case):
     keep = None if keep is None else jnp.array(keep, bool)
     where = scene(c.queries, keep, None if segments is None else jnp.array(segments))
     q, k, v = arrays(1, 2, c.queries, c.heads, c.kv_heads, c.head_dim)
-    see = np.asarray(visible(c.mask, where))
     got = jax.jit(lambda q, k, v: MECHANISMS[name].attend(q, k, v, c, where))(q, k, v)
-    np.testing.assert_allclose(got, reference(q, k, v, see, c.scale, c.softcap), atol=2e-6)
+    np.testing.assert_allclose(got, reference.attention(q, k, v, c, where), atol=2e-6)
 
 
 @pytest.mark.parametrize("name", able(call()))
@@ -148,13 +149,12 @@ def test_keys_that_nobody_sees_do_not_leak(name, garbage):
 def test_16_bit_floats_with_padding_stay_finite_and_close(name, dtype):
     q, k, v = arrays(7, 1, 5, 4, 2, 8)
     where = scene(5, jnp.array([[0, 0, 1, 1, 1]], bool))
-    see = np.asarray(visible(Mask(), where))
     low = [jnp.asarray(x, dtype) for x in (q, k, v)]
     got = np.asarray(
         MECHANISMS[name].attend(*low, call(T=5, dtype=dtype), where).astype(jnp.float32)
     )
     assert np.isfinite(got).all()
-    np.testing.assert_allclose(got, reference(q, k, v, see, 8**-0.5), atol=2e-2)
+    np.testing.assert_allclose(got, reference.attention(q, k, v, call(T=5), where), atol=2e-2)
 
 
 def test_softcap_is_applied_before_the_mask():
@@ -162,7 +162,7 @@ def test_softcap_is_applied_before_the_mask():
     q[..., 0] = 1
     k = np.array([10.0, 0.0, 50.0], np.float32)[None, :, None, None] * np.array([1.0, 0.0])
     v = np.eye(3, dtype=np.float32)[None, :, None]
-    c = Call(Mask(), 1.0, 1, 3, 1, 1, 2, "float32", "cpu", softcap=5.0)
+    c = Call(Mask(), 1.0, 1, 3, 1, 1, 2, 3, "float32", "cpu", softcap=5.0)
     where = Scene(q_slots=jnp.array([2]), k_slots=jnp.arange(3), keep=jnp.array([[1, 1, 0]], bool))
     got = MECHANISMS["vanilla"].attend(q, k.astype(np.float32), v, c, where)[0, 0, 0]
     np.testing.assert_allclose(got, [0.991999, 0.008001, 0], atol=1e-6)
@@ -170,10 +170,10 @@ def test_softcap_is_applied_before_the_mask():
 
 def test_a_refusal_names_the_reason():
     with pytest.raises(ConfigError, match="softcap"):
-        choose(call(softcap=3.0), "sdpa")
+        choose(asking("sdpa", softcap=3.0))
     assert "softcap" in dict(explain(call(softcap=3.0)))["sdpa"]
 
 
 def test_an_unknown_mechanism_offers_the_nearest():
     with pytest.raises(ConfigError, match="Did you mean 'vanilla'"):
-        choose(call(), "vanila")
+        choose(asking("vanila"))

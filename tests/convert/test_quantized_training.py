@@ -15,7 +15,7 @@ import flaxen
 from flaxen.convert.formats.checkpoint import open_checkpoint
 from flaxen.core.errors import ConfigError
 from flaxen.core.tree import paths
-from flaxen.layers.context import Runtime
+from flaxen.layers.runtime import Runtime
 from flaxen.quantize import QuantizedWeight
 from flaxen.train import TrainConfig, train
 from flaxen.train.step import make_trainer

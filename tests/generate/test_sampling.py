@@ -10,7 +10,7 @@ import tiny
 
 from flaxen.generate.sampling import choose, kept, logprob
 from flaxen.generate.settings import resolve
-from flaxen.layers.context import Runtime
+from flaxen.layers.runtime import Runtime
 
 P = [0.5, 0.25, 0.1875, 0.0625]
 _kept, _choose = jax.jit(kept), jax.jit(choose)

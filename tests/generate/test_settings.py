@@ -12,7 +12,7 @@ import tiny
 from flaxen.core.errors import InputError
 from flaxen.generate import generate, stream
 from flaxen.generate.settings import resolve
-from flaxen.layers.context import Runtime
+from flaxen.layers.runtime import Runtime
 
 
 def settings(columns=1, stored=None, config=None, **asked):

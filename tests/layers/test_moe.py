@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from flaxen.core.platform import compiling_for
-from flaxen.layers.context import PLAIN, Runtime
 from flaxen.layers.grouped import grouped_dot
 from flaxen.layers.moe import Experts, NormalisedRouter, Projections, Router
+from flaxen.layers.runtime import PLAIN, Runtime
 from flaxen.shard import Placement, Plan, make_mesh
 
 E, K, D, F = 8, 2, 6, 10

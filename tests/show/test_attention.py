@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 
-from flaxen.attention import Mask
+from flaxen.attention import AttentionSettings, Mask
 from flaxen.layers.attention import attention
+from flaxen.layers.runtime import Runtime
 from flaxen.show import attention_choices, cache_bytes_per_token
 
 SIZES = {"embed": 32, "heads": 4, "kv_heads": 2, "head_dim": 8}
@@ -25,7 +26,9 @@ def test_equal_calls_are_counted_together():
 
 
 def test_the_chosen_mechanism_comes_first_with_its_reason():
-    name, reason = choices(wanted="vanilla")[0]["mechanisms"][0]
+    name, reason = choices(runtime=Runtime(attention=AttentionSettings("vanilla")))[0][
+        "mechanisms"
+    ][0]
     assert name == "vanilla" and "as asked" in reason
 
 

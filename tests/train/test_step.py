@@ -12,8 +12,8 @@ import pytest
 from tiny_decoder import tiny
 
 from flaxen.core.tree import module, paths
-from flaxen.layers.context import Runtime
 from flaxen.layers.linear import Linear
+from flaxen.layers.runtime import Checkpointing, Runtime
 from flaxen.models.causal import forward
 from flaxen.train.config import TrainConfig
 from flaxen.train.optim import decays, learning_rate
@@ -279,6 +279,8 @@ def test_schedules(schedule: str, want: list[float]):
 
 def test_remat_computes_the_same():
     batches = [batch_of(*labelled(1))]
-    _, (row,) = take_steps(tiny().replace(runtime=Runtime(remat=True)), SETTINGS, batches)
+    _, (row,) = take_steps(
+        tiny().replace(runtime=Runtime(checkpointing=Checkpointing("block"))), SETTINGS, batches
+    )
     _, (want,) = take_plain_steps(batches)
     np.testing.assert_allclose(row["grad_norm"], want["grad_norm"], rtol=1e-6)

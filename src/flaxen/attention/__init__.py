@@ -3,15 +3,21 @@ was chosen.
 """
 
 from flaxen.attention import blockwise, sdpa, vanilla  # noqa: F401  (each registers itself)
-from flaxen.attention.call import Call, Mask, Scene, visible
+from flaxen.attention.call import NOTHING, Call, Extras, Mask, Scene, visible
 from flaxen.attention.choose import MECHANISMS, Mechanism, choose, explain, known, register
+from flaxen.attention.settings import AttentionSettings, Blocks, Specs
 
 __all__ = [
     "MECHANISMS",
+    "NOTHING",
+    "AttentionSettings",
+    "Blocks",
     "Call",
+    "Extras",
     "Mask",
     "Mechanism",
     "Scene",
+    "Specs",
     "choose",
     "explain",
     "known",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from flaxen.attention.call import Call, Scene, visible
+from flaxen.attention.call import NOTHING, Call, Extras, Scene, visible
 from flaxen.attention.choose import Mechanism, register
 from flaxen.core.dot import arithmetic, product
 
@@ -18,7 +18,9 @@ MIX = (((3,), (2,)), ((0, 1), (0, 1)))
 HIDDEN = -1e30
 
 
-def attend(q: jax.Array, k: jax.Array, v: jax.Array, call: Call, scene: Scene) -> jax.Array:
+def attend(
+    q: jax.Array, k: jax.Array, v: jax.Array, call: Call, scene: Scene, extras: Extras = NOTHING, /
+) -> jax.Array:
     """A sequence to itself by triangular blocks, queries to a cache by one product."""
     if not (call.aligned and call.mask.causal):
         major = (jnp.swapaxes(x, 1, 2) for x in (k, v))
@@ -152,11 +154,19 @@ def _flat(x: jax.Array) -> jax.Array:
     return jnp.transpose(x, (0, 3, 1, 2, 4)).reshape(batch, length, kv_heads * group, width)
 
 
+def refuse(call: Call) -> str | None:
+    if call.sinks or call.bias or call.alibi or call.dropout:
+        return "it has no bias, sinks or dropout"
+    if call.mask.chunk or call.mask.prefix:
+        return "it has no chunks or prefixes"
+    return None
+
+
 register(
     Mechanism(
         "blockwise",
         attend,
-        refuse=lambda call: None,
+        refuse=refuse,
         prefer=lambda call: 3 if call.platform == "cpu" else 0,
     )
 )

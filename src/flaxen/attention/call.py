@@ -7,17 +7,24 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from flaxen.attention.settings import AttentionSettings
 from flaxen.core.tree import module, static
+from flaxen.shard import Placement
 
 
 @dataclasses.dataclass(frozen=True)
 class Mask:
-    """Which earlier slots a query may see. `window` counts the query itself: 4 means it and three
-    before.
+    """Which slots a query may see, besides those that the scene hides.
+
+    window: how many keys up to and with itself (4: it and three before); without `causal`, all that
+    are at most `window` away. chunk: only those of its own piece of `chunk` tokens. prefix: the
+    first `Scene.prefix` tokens of a row are seen by all of them.
     """
 
     causal: bool = True
     window: int | None = None
+    chunk: int | None = None
+    prefix: bool = False
 
 
 @module
@@ -26,7 +33,8 @@ class Scene:
 
     q_slots: (T,) or (B, T), k_slots: (S,) or (B, S) slot numbers;
     keep: (B, S) False for padding and unused slots;
-    q_segments (B, T), k_segments (B, S): documents packed into a row see only themselves.
+    q_segments (B, T), k_segments (B, S): documents packed into a row see only themselves;
+    prefix: (B,) length of what is seen in both directions.
     `aligned` says that query i stands at key i, so that a mechanism may skip the upper triangle.
     """
 
@@ -35,7 +43,26 @@ class Scene:
     keep: jax.Array | None = None
     q_segments: jax.Array | None = None
     k_segments: jax.Array | None = None
+    prefix: jax.Array | None = None
     aligned: static[bool] = False
+
+
+@module
+class Extras:
+    """What one layer adds to its scores; absent parts are None.
+
+    bias: (B or 1, N or 1, T, S), added after scaling and softcap. slopes: (N,) ALiBi, which takes
+    slope * distance off. sinks: (N,) one more score for each head, whose value is zero.
+    dropout_key: for a call with `dropout`.
+    """
+
+    bias: jax.Array | None = None
+    slopes: jax.Array | None = None
+    sinks: jax.Array | None = None
+    dropout_key: jax.Array | None = None
+
+
+NOTHING = Extras()
 
 
 def visible(mask: Mask, scene: Scene) -> jax.Array:
@@ -45,10 +72,13 @@ def visible(mask: Mask, scene: Scene) -> jax.Array:
     if mask.causal:
         see = see & (k <= q)
     if mask.window:
-        see = see & (q - k < mask.window)
-        if not mask.causal:
-            see = see & (k - q < mask.window)
+        see = see & ((q - k < mask.window) if mask.causal else (abs(q - k) <= mask.window))
+    if mask.chunk:
+        see = see & (q // mask.chunk == k // mask.chunk)
     see = see if see.ndim == 3 else see[None]
+    if mask.prefix and scene.prefix is not None:
+        first = scene.prefix[:, None, None]
+        see = see | ((q < first) & (k < first))
     if scene.keep is not None:
         see = see & scene.keep[:, None, :]
     if scene.q_segments is not None and scene.k_segments is not None:
@@ -58,7 +88,11 @@ def visible(mask: Mask, scene: Scene) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """Everything about one attention call except its arrays."""
+    """Everything about one attention call except its arrays.
+
+    padded, packed: the scene hides keys, or has segments. bias, alibi, sinks: what the extras have.
+    placement: the mesh that the arrays lie on.
+    """
 
     mask: Mask
     scale: float
@@ -67,8 +101,21 @@ class Call:
     heads: int
     kv_heads: int
     head_dim: int
+    v_head_dim: int
     dtype: str
     platform: str
     aligned: bool = False
     softcap: float | None = None
-    sharded: bool = False
+    dropout: float = 0.0
+    padded: bool = False
+    packed: bool = False
+    bias: bool = False
+    alibi: bool = False
+    sinks: bool = False
+    placement: Placement | None = None
+    settings: AttentionSettings = AttentionSettings()
+
+    @property
+    def group(self) -> int:
+        """Query heads for each key head."""
+        return self.heads // self.kv_heads

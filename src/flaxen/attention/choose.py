@@ -4,15 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Protocol
 
 import jax
 
-from flaxen.attention.call import Call, Scene
-from flaxen.core.errors import ConfigError
+from flaxen.attention.call import NOTHING, Call, Extras, Scene
+from flaxen.attention.settings import AttentionSettings
+from flaxen.core.errors import ConfigError, did_you_mean
 from flaxen.core.registry import Registry
 
-Attend = Callable[[jax.Array, jax.Array, jax.Array, Call, Scene], jax.Array]
-"""q (B, T, N, H), k and v (B, S, K, H) -> (B, T, N, H). A query that sees nothing gets zeros."""
+
+class Attend(Protocol):
+    """q (B, T, N, H), k (B, S, K, H), v (B, S, K, Hv) -> (B, T, N, Hv). A query that sees nothing
+    gets zeros; a key that nobody sees may hold anything.
+    """
+
+    def __call__(
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        call: Call,
+        scene: Scene,
+        extras: Extras = NOTHING,
+        /,
+    ) -> jax.Array: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,41 +53,49 @@ def register(mechanism: Mechanism, *, overwrite: bool = False) -> Mechanism:
     return MECHANISMS.register(mechanism.name, mechanism, overwrite=overwrite)
 
 
-def choose(call: Call, wanted: str = "auto") -> Mechanism:
+def mechanisms(settings: AttentionSettings) -> dict[str, Mechanism]:
+    """Those that everybody has, and on top those of one model."""
+    return dict(MECHANISMS) | {m.name: m for m in settings.own}
+
+
+def choose(call: Call) -> Mechanism:
     """The mechanism for a call.
 
     Raises:
         ConfigError: when the wanted one is unknown or refuses the call.
     """
+    able, wanted = mechanisms(call.settings), known(call.settings).mechanism
     if wanted == "auto":
-        able = [m for m in MECHANISMS.values() if m.refuse(call) is None]
-        return max(able, key=lambda m: m.prefer(call))
-    mechanism = MECHANISMS[wanted]
-    reason = mechanism.refuse(call)
+        return max(
+            (m for m in able.values() if m.refuse(call) is None), key=lambda m: m.prefer(call)
+        )
+    reason = able[wanted].refuse(call)
     if reason:
         raise ConfigError(
             f"Attention {wanted!r} refuses this call: {reason}. Use attention='auto' or another "
             "one."
         )
-    return mechanism
+    return able[wanted]
 
 
-def known(wanted: str) -> str:
-    """The name itself.
+def known(settings: AttentionSettings) -> AttentionSettings:
+    """The settings themselves.
 
     Raises:
-        ConfigError: when it is neither "auto" nor a mechanism's.
+        ConfigError: when they name neither "auto" nor a mechanism.
     """
-    return wanted if wanted == "auto" else MECHANISMS[wanted].name
+    wanted, able = settings.mechanism, mechanisms(settings)
+    if wanted != "auto" and wanted not in able:
+        near = did_you_mean(wanted, able)
+        raise ConfigError(f"Unknown attention mechanism {wanted!r}.{near}")
+    return settings
 
 
-def explain(call: Call, wanted: str = "auto") -> list[tuple[str, str]]:
+def explain(call: Call) -> list[tuple[str, str]]:
     """(mechanism, what speaks for or against it) for a call, the chosen one first."""
-    chosen = choose(call, wanted)
-    rows = [
-        (chosen.name, "chosen" + (", as asked" if wanted != "auto" else f" on {call.platform}"))
-    ]
-    for mechanism in MECHANISMS.values():
+    chosen, asked = choose(call), call.settings.mechanism != "auto"
+    rows = [(chosen.name, "chosen" + (", as asked" if asked else f" on {call.platform}"))]
+    for mechanism in mechanisms(call.settings).values():
         if mechanism is not chosen:
             reason = mechanism.refuse(call)
             rows.append(

@@ -24,6 +24,8 @@ def show(
 
     Only headers are read. With --mesh the bytes per device are told, which needs no such devices.
     """
+    from flaxen.attention import AttentionSettings
+    from flaxen.layers.runtime import Runtime
     from flaxen.show import attention_choices, parts, totals
 
     loaded = loading.look(model, download)
@@ -31,14 +33,14 @@ def show(
     placement = planned(loading.mesh, loading.plan)
     tree = parts(abstract, placement)
     uncut = placement.all_uncut(abstract) if placement else []
+    runtime = Runtime(placement=placement, attention=AttentionSettings(loading.attention))
     kinds = {
         kind: attention_choices(
             abstract,
             queries=queries,
             keys=length,
             dtype=loading.dtype or _dtype(abstract),
-            wanted=loading.attention,
-            sharded=placement is not None,
+            runtime=runtime,
         )
         for kind, queries in (("prefill", length), ("decode", 1))
     }

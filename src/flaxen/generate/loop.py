@@ -17,7 +17,7 @@ from flaxen.generate.prompt import Prompt, read_prompt
 from flaxen.generate.sampling import Sampling, choose, ends, logprob
 from flaxen.generate.settings import Settings, resolve
 from flaxen.layers.attention import Attention
-from flaxen.layers.context import Runtime
+from flaxen.layers.runtime import Runtime
 from flaxen.models.causal import extend
 from flaxen.models.decoder import Decoder
 

@@ -14,7 +14,7 @@ import numpy as np
 from flaxen.core.errors import InputError, did_you_mean
 from flaxen.generate.buckets import bucket
 from flaxen.generate.sampling import Sampling
-from flaxen.layers.context import Runtime
+from flaxen.layers.runtime import Runtime
 
 EOS_SLOTS = 8
 

@@ -46,11 +46,11 @@ class Attention:
             cache = cache.append(k, v, ctx.at)
             if not ctx.scene.aligned:
                 k, v = cache.keys()
-        call = self.call(q, k, ctx)
-        y = choose(call, ctx.runtime.attention).attend(q, k, v, call, ctx.scene)
+        call = self.call(q, k, v, ctx)
+        y = choose(call).attend(q, k, v, call, ctx.scene)
         return self.o_proj(lay(y, "heads")), cache
 
-    def call(self, q: jax.Array, k: jax.Array, ctx: Context) -> Call:
+    def call(self, q: jax.Array, k: jax.Array, v: jax.Array, ctx: Context) -> Call:
         """This layer's attention as a description."""
         return Call(
             mask=self.mask,
@@ -60,11 +60,15 @@ class Attention:
             heads=q.shape[2],
             kv_heads=k.shape[2],
             head_dim=q.shape[3],
+            v_head_dim=v.shape[3],
             dtype=str(q.dtype),
             platform=platform(),
             aligned=ctx.scene.aligned,
             softcap=self.softcap,
-            sharded=ctx.runtime.placement is not None,
+            padded=ctx.scene.keep is not None,
+            packed=ctx.scene.q_segments is not None,
+            placement=ctx.runtime.placement,
+            settings=ctx.runtime.attention,
         )
 
 

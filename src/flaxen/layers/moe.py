@@ -15,10 +15,11 @@ from jax.sharding import PartitionSpec as P
 
 from flaxen.core.dot import dot
 from flaxen.core.tree import module, param, static
-from flaxen.layers.context import Context, Runtime
+from flaxen.layers.context import Context
 from flaxen.layers.grouped import grouped_dot
 from flaxen.layers.linear import Linear
 from flaxen.layers.mlp import ACTIVATIONS
+from flaxen.layers.runtime import Runtime
 from flaxen.shard import Placement
 
 

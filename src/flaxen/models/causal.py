@@ -12,8 +12,9 @@ from flaxen.attention import Scene
 from flaxen.cache import Cache
 from flaxen.core.tree import walk
 from flaxen.layers.attention import Attention
-from flaxen.layers.context import Context, Runtime
+from flaxen.layers.context import Context
 from flaxen.layers.cross_entropy import IGNORED
+from flaxen.layers.runtime import Runtime
 from flaxen.models.decoder import Decoder
 from flaxen.models.outputs import CausalOutput
 

@@ -11,9 +11,10 @@ from flaxen.attention import Scene
 from flaxen.cache import Cache, Dense
 from flaxen.core.tree import module, static, walk
 from flaxen.layers.attention import Attention
-from flaxen.layers.context import PLAIN, Context, Runtime
+from flaxen.layers.context import Context
 from flaxen.layers.cross_entropy import linear_cross_entropy
 from flaxen.layers.linear import Embedding, Linear, PositionTable
+from flaxen.layers.runtime import PLAIN, Runtime
 from flaxen.models.fold import Folded, run
 
 

@@ -115,7 +115,7 @@ def _run_list(
 ) -> tuple[jax.Array, Any, list[jax.Array]]:
     new, states = [], []
     call = lambda layer, x, ctx, cache: layer(x, ctx, cache)
-    if ctx.runtime.remat and caches is None:
+    if ctx.runtime.checkpointing.policy and caches is None:
         call = jax.checkpoint(call)
     for i, layer in enumerate(layers):
         x, cache = call(layer, x, ctx, None if caches is None else caches[i])

@@ -10,10 +10,11 @@ from flaxen.attention import Call, explain
 from flaxen.core.platform import platform
 from flaxen.core.tree import walk
 from flaxen.layers.attention import Attention
+from flaxen.layers.runtime import PLAIN, Runtime
 
 
 def attention_choices(
-    tree: Any, *, queries: int, keys: int, dtype: str, wanted: str = "auto", sharded: bool = False
+    tree: Any, *, queries: int, keys: int, dtype: str, runtime: Runtime = PLAIN
 ) -> list[dict[str, Any]]:
     """Each distinct attention call: its description, how many layers make it, what may do it.
 
@@ -22,15 +23,15 @@ def attention_choices(
     """
     counts: dict[Call, int] = {}
     for layer in (m for m in walk(tree) if isinstance(m, Attention)):
-        call = _call(layer, queries, keys, dtype, sharded)
+        call = _call(layer, queries, keys, dtype, runtime)
         counts[call] = counts.get(call, 0) + _layers(layer)
     return [
-        {"layers": count, "call": dataclasses.asdict(call), "mechanisms": explain(call, wanted)}
+        {"layers": count, "call": _facts(call), "mechanisms": explain(call)}
         for call, count in counts.items()
     ]
 
 
-def _call(layer: Attention, queries: int, keys: int, dtype: str, sharded: bool) -> Call:
+def _call(layer: Attention, queries: int, keys: int, dtype: str, runtime: Runtime) -> Call:
     heads, head_dim = layer.q_proj.weight.shape[-3:-1]
     return Call(
         mask=layer.mask,
@@ -40,12 +41,22 @@ def _call(layer: Attention, queries: int, keys: int, dtype: str, sharded: bool) 
         heads=heads,
         kv_heads=layer.k_proj.weight.shape[-3],
         head_dim=head_dim,
+        v_head_dim=layer.v_proj.weight.shape[-2],
         dtype=dtype,
         platform=platform(),
         aligned=queries == keys,
         softcap=layer.softcap,
-        sharded=sharded,
+        placement=runtime.placement,
+        settings=runtime.attention,
     )
+
+
+def _facts(call: Call) -> dict[str, Any]:
+    """What the layer asks, in plain values."""
+    mesh = None if call.placement is None else dict(call.placement.mesh.shape)
+    facts = dataclasses.asdict(dataclasses.replace(call, placement=None))
+    del facts["settings"], facts["placement"]
+    return facts | {"mesh": mesh}
 
 
 def _layers(layer: Attention) -> int:

@@ -15,7 +15,7 @@ import jax
 
 from flaxen.core.errors import CheckpointError, FlaxenError
 from flaxen.families import find
-from flaxen.layers.context import Runtime
+from flaxen.layers.runtime import Checkpointing, Runtime
 from flaxen.show import loss_picture
 from flaxen.train.checkpoint import Checkpoints, checksum
 from flaxen.train.config import Paths, TrainConfig
@@ -157,7 +157,7 @@ def _prepare(
         )
         check_apart(adapters(tree), find(model.config.model_type).names)
     if config.remat:
-        runtime = dataclasses.replace(runtime, remat=True)
+        runtime = dataclasses.replace(runtime, checkpointing=Checkpointing("block"))
     trainer, state = make_trainer(tree, runtime, config, steps)
     step = 0
     if checkpoints.steps():

@@ -13,8 +13,8 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from flaxen.core.errors import ConfigError
 from flaxen.core.tree import combine, module, partition
-from flaxen.layers.context import Runtime
 from flaxen.layers.cross_entropy import IGNORED
+from flaxen.layers.runtime import Runtime
 from flaxen.models.causal import whole_context
 from flaxen.quantize import QuantizedWeight
 from flaxen.train.config import TrainConfig
