@@ -217,6 +217,12 @@ class Model:
 
         return generate(self, input_ids, attention_mask, **settings)
 
+    def reshard(self, mesh: Any, plan: Any = None) -> Model:
+        """The same model on another mesh, or by another plan. See `flaxen.reshard.reshard`."""
+        from flaxen.reshard import reshard
+
+        return reshard(self, mesh, plan)
+
     def save(self, folder: str | Path, **options: Any) -> None:
         """Write a Hugging Face folder: weights, config, generation config, tokenizer files. See
         `flaxen.export.save`.

@@ -24,7 +24,11 @@ FEW_ROWS = 16
 
 @runtime_checkable
 class WeightLeaf(Protocol):
-    """What may stand where a weight array stands."""
+    """What may stand where a weight array stands.
+
+    `shardings(where)` is the leaf with the place of each of its arrays, for a weight that lies at
+    `where`.
+    """
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -32,6 +36,13 @@ class WeightLeaf(Protocol):
     def dot(self, x: jax.Array, contract: int) -> jax.Array: ...
 
     def rows(self, ids: jax.Array) -> jax.Array: ...
+
+    def shardings(self, where: Any) -> Any: ...
+
+
+def is_leaf_type(x: Any) -> bool:
+    """Whether this stands for a weight and is not an array."""
+    return isinstance(x, WeightLeaf) and not isinstance(x, jax.Array | np.ndarray)
 
 
 def dot(x: jax.Array, weight: Any, contract: int = 1) -> jax.Array:

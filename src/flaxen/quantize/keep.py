@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
 from flaxen.convert.formats.checkpoint import Checkpoint
 from flaxen.convert.lazy import LazyTensor, stack
@@ -50,7 +50,7 @@ def packed(
         path: packed_leaf(t, where[path] is not None, in_body(path)) for path, t in tensors.items()
     }
     leaves = {path: leaf for path, leaf in found.items() if leaf is not None}
-    return leaves, {path: part_shardings(leaf, where[path]) for path, leaf in leaves.items()}
+    return leaves, {path: leaf.shardings(where[path]) for path, leaf in leaves.items()}
 
 
 def packed_leaf(
@@ -154,38 +154,3 @@ def stored_tensors(
         listed = config.get("modules_to_not_convert") or []
         config["modules_to_not_convert"] = [*listed, *plain]
     return tensors, config
-
-
-def part_shardings(leaf: QuantizedWeight, where: NamedSharding | None) -> QuantizedWeight:
-    """The leaf with shardings for parts: each is cut as the weight is, along those of its axes that
-    divide.
-    """
-    if where is None:
-        return dataclasses.replace(leaf, parts=dict.fromkeys(leaf.parts))
-    spec = (*where.spec, *[None] * leaf.ndim)[: leaf.ndim]
-    layers, inner = spec[: leaf.stacked], spec[leaf.stacked :]
-    cuts = {"out": _flat_cut(inner[: leaf.outs]), "in": _flat_cut(inner[leaf.outs :])}
-
-    def place(role: str, shape: tuple[int, ...]) -> NamedSharding:
-        axes = leaf.scheme.axes.get(role, ())
-        if len(shape) != len(layers) + len(axes):
-            return NamedSharding(where.mesh, PartitionSpec())
-        wanted = [*layers, *(cuts[axis] for axis in axes)]
-        fitting = (
-            cut if n % _ways(where, cut) == 0 else None
-            for n, cut in zip(shape, wanted, strict=True)
-        )
-        return NamedSharding(where.mesh, PartitionSpec(*fitting))
-
-    places = {role: place(role, part.shape) for role, part in leaf.parts.items()}
-    return dataclasses.replace(leaf, parts=places)
-
-
-def _flat_cut(spec: Sequence[Any]) -> Any:
-    """How axes that lie flat in one are cut: as the outermost is, if the others are whole."""
-    return spec[0] if not any(spec[1:]) else None
-
-
-def _ways(where: NamedSharding, cut: Any) -> int:
-    names = (cut,) if isinstance(cut, str) else cut or ()
-    return math.prod(where.mesh.shape[name] for name in names)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -62,6 +64,30 @@ class QuantizedWeight:
         ins = (cuts["in"], *[None] * (len(self.inner) - self.outs - 1))
         return NamedSharding(held.mesh, PartitionSpec(*spec[: self.stacked], *outs, *ins))
 
+    def shardings(self, where: Any) -> QuantizedWeight:
+        """The leaf with places for parts, for a weight that lies at `where`: each is cut as the
+        weight is, along those of its axes that divide.
+        """
+        if not isinstance(where, NamedSharding):
+            return dataclasses.replace(self, parts=dict.fromkeys(self.parts, where))
+        spec = (*where.spec, *[None] * self.ndim)[: self.ndim]
+        layers, inner = spec[: self.stacked], spec[self.stacked :]
+        cuts = {"out": _flat_cut(inner[: self.outs]), "in": _flat_cut(inner[self.outs :])}
+
+        def place(role: str, shape: tuple[int, ...]) -> NamedSharding:
+            axes = self.scheme.axes.get(role, ())
+            if len(shape) != len(layers) + len(axes):
+                return NamedSharding(where.mesh, PartitionSpec())
+            wanted = [*layers, *(cuts[axis] for axis in axes)]
+            fitting = (
+                cut if n % _ways(where, cut) == 0 else None
+                for n, cut in zip(shape, wanted, strict=True)
+            )
+            return NamedSharding(where.mesh, PartitionSpec(*fitting))
+
+        places = {role: place(role, part.shape) for role, part in self.parts.items()}
+        return dataclasses.replace(self, parts=places)
+
     def values(self) -> jax.Array:
         """The plain weight (out..., in...): what loading without keeping gives."""
         values = self.scheme.values(self.parts, jnp)
@@ -96,3 +122,13 @@ def _run(part: jax.Array, start: jax.Array, size: int, axis: int) -> jax.Array:
     # As bytes: XLA on CPU would first widen all of a float8 array that is cut inside a loop.
     raw = part.view(jnp.uint8) if part.dtype.itemsize == 1 else part
     return jax.lax.dynamic_slice_in_dim(raw, start, size, axis).view(part.dtype)
+
+
+def _flat_cut(spec: Sequence[Any]) -> Any:
+    """How axes that lie flat in one are cut: as the outermost is, if the others are whole."""
+    return spec[0] if not any(spec[1:]) else None
+
+
+def _ways(where: NamedSharding, cut: Any) -> int:
+    names = (cut,) if isinstance(cut, str) else cut or ()
+    return math.prod(where.mesh.shape[name] for name in names)

@@ -20,7 +20,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from flaxen.core.dot import dot, rows
+from flaxen.core.dot import dot, is_leaf_type, rows
 from flaxen.core.errors import ConfigError, did_you_mean
 from flaxen.core.tree import module, paths, static
 from flaxen.layers.linear import Linear
@@ -72,6 +72,17 @@ class LowRank:
         """As `core.dot.rows`, for the sum of the weight and its adapter."""
         low = rows(self.b, ids) @ self.a
         return rows(self.weight, ids) + (self.scale * low).astype(self.dtype)
+
+    def shardings(self, where: Any) -> LowRank:
+        """The leaf with the place of each array, for a weight that lies at `where`."""
+        weight = self.weight.shardings(where) if is_leaf_type(self.weight) else where
+        a = b = where
+        if isinstance(where, NamedSharding):
+            spec = (*where.spec, *[None] * self.ndim)[: self.ndim]
+            split = self.b.ndim - 1
+            a = NamedSharding(where.mesh, P(*spec[: self.stacked], None, *spec[split:]))
+            b = NamedSharding(where.mesh, P(*spec[:split], None))
+        return dataclasses.replace(self, weight=weight, a=a, b=b)
 
 
 def is_low_rank(x: Any) -> bool:
@@ -172,17 +183,13 @@ def adapter_shapes(layer: Linear, rank: int, folded: bool) -> tuple[tuple[int, .
 
 def with_adapter(layer: Linear, a: np.ndarray, b: np.ndarray, scale: float) -> Linear:
     """The projection with this adapter, which is cut along the same mesh axes as the weight."""
+    leaf = LowRank(weight=layer.weight, a=jnp.asarray(a), b=jnp.asarray(b), scale=scale)
     sharding = getattr(layer.weight, "sharding", None)
     if isinstance(sharding, NamedSharding):
-        spec = (*sharding.spec, *[None] * layer.weight.ndim)[: layer.weight.ndim]
-        split = len(spec) - layer.contract
-        stack = spec[: a.ndim - 1 - layer.contract]
-        where = [P(*stack, None, *spec[split:]), P(*spec[:split], None)]
-        a, b = (
-            jax.device_put(x, NamedSharding(sharding.mesh, s))
-            for x, s in zip((a, b), where, strict=True)
+        places = leaf.shardings(sharding)
+        leaf = dataclasses.replace(
+            leaf, a=jax.device_put(a, places.a), b=jax.device_put(b, places.b)
         )
-    leaf = LowRank(weight=layer.weight, a=jnp.asarray(a), b=jnp.asarray(b), scale=scale)
     return dataclasses.replace(layer, weight=leaf)
 
 
