@@ -1,7 +1,8 @@
-"""One of two processes that load and save a model together: PORT INDEX SOURCE TARGET REPORT.
+"""One of two processes that share a model: PORT INDEX SOURCE TARGET REPORT.
 
-Writes to REPORT the bytes of weights that it read, those of its devices' boxes, and how a save
-ends that fails on the second process only.
+They load it, save it to TARGET, generate, take a training step and save the result beside TARGET.
+Writes to REPORT the bytes of weights that it read, those of its devices' boxes, how a save ends
+that fails on the second process only, new tokens, and the loss.
 """
 
 from __future__ import annotations
@@ -10,18 +11,24 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import conftest  # noqa: F401  (sets the environment before jax starts)
-
-os.environ["XLA_FLAGS"] = os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=4")
-
 import jax
+import numpy as np
 
 import flaxen
 from flaxen.core.errors import FlaxenError
+from flaxen.layers.cross_entropy import IGNORED
+from flaxen.train.config import TrainConfig
+from flaxen.train.step import make_trainer, place_batch, trained_tree
+
+PROMPTS = np.arange(10, 34, dtype=np.int32).reshape(4, 6)
 
 
 def main(port: str, index: str, source: str, target: str, report: str) -> None:
+    # Read when the first device is asked for.
+    os.environ["XLA_FLAGS"] = os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=4")
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(f"127.0.0.1:{port}", 2, int(index), initialization_timeout=60)
     # Each process is one half of tp: what tp does not cut, both have.
@@ -42,7 +49,20 @@ def main(port: str, index: str, source: str, target: str, report: str) -> None:
         model.save(target, progress=full)
     except FlaxenError as error:
         said = {"read": model.loading.bytes_read, "boxes": boxes, "error": str(error)}
+        said["tokens"] = model.generate(PROMPTS, max_new_tokens=4).tolist()
+        trained, said["loss"] = one_step(model)
+        trained.save(Path(target).with_name("trained"))
         Path(report).write_text(json.dumps(said))
+
+
+def one_step(model: Any) -> tuple[Any, float]:
+    """The model after a step of plain gradient descent on the prompts, and the loss before it."""
+    config = TrainConfig(output="unused", optimizer="sgd", schedule="constant", learning_rate=0.1)
+    trainer, state = make_trainer(model.module, model.runtime, config, 1)
+    targets = np.pad(PROMPTS[:, 1:], [(0, 0), (0, 1)], constant_values=IGNORED)
+    batch = place_batch({"ids": PROMPTS[None], "targets": targets[None]}, model.runtime)
+    state, metrics = trainer.step(state, trainer.frozen, batch)
+    return model.replace(module=trained_tree(state, model.module)), float(metrics["loss"])
 
 
 if __name__ == "__main__":

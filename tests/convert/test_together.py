@@ -10,9 +10,12 @@ import sys
 from pathlib import Path
 
 import golden
+import numpy as np
 import pytest
+from two_processes import PROMPTS, one_step
 
 import flaxen
+from flaxen.core.tree import paths
 
 SCRIPT = Path(__file__).parent.parent / "two_processes.py"
 
@@ -31,7 +34,7 @@ def saved(tmp_path_factory):
         for i, report in enumerate(reports)
     ]
     try:
-        assert [process.wait(timeout=120) for process in started] == [0, 0]
+        assert [process.wait(timeout=240) for process in started] == [0, 0]
     finally:
         for process in started:
             process.kill()
@@ -49,7 +52,21 @@ def test_what_both_save_is_what_one_saves(saved, tmp_path):
     flaxen.load(source).save(tmp_path / "one", max_shard_size="100KB")
     files = [{p.name: p.read_bytes() for p in f.iterdir()} for f in (both, tmp_path / "one")]
     assert files[0] == files[1] and len(files[0]) > 3
-    assert [p.name for p in both.parent.iterdir()] == ["out"]
+    assert sorted(p.name for p in both.parent.iterdir()) == ["out", "trained"]
+
+
+def test_both_generate_what_one_generates(saved):
+    alone = flaxen.load(saved[0]).generate(PROMPTS, max_new_tokens=4).tolist()
+    assert [report["tokens"] for report in saved[2]] == [alone, alone]
+
+
+def test_a_training_step_of_both_is_that_of_one(saved):
+    source, both, reports = saved
+    trained, loss = one_step(flaxen.load(source))
+    assert [report["loss"] for report in reports] == pytest.approx([loss, loss], rel=1e-5)
+    ours, theirs = paths(trained.module), paths(flaxen.load(both.with_name("trained")).module)
+    for path, weight in ours.items():
+        np.testing.assert_allclose(theirs[path], weight, atol=1e-6, err_msg=path)
 
 
 def test_when_one_fails_both_say_so_and_the_old_folder_stays(saved):

@@ -20,6 +20,7 @@ from flaxen.layers.attention import Attention
 from flaxen.layers.runtime import Runtime
 from flaxen.models.causal import extend
 from flaxen.models.decoder import Decoder
+from flaxen.shard import on_host
 
 
 @module
@@ -206,11 +207,11 @@ def generate(
         cache, *tables, step = decode(
             model.module, cache, step, part, room=asked.room, runtime=model.runtime
         )
-        tokens, logp = (np.asarray(table)[:, start : int(step.count)] for table in tables)
+        tokens, logp = (table[:, start : int(step.count)] for table in on_host(tables))
         ids, logprobs = np.hstack([ids, tokens]), [*logprobs, logp]
-        if not np.asarray(step.open).any():
+        if not on_host(step.open).any():
             break
         # The cache does not hold the newest tokens yet.
-        real = np.asarray(cache.lengths) + np.asarray(step.live) - prompt.lengths
+        real = on_host(cache.lengths) + on_host(step.live) - prompt.lengths
         prompt = prompt.longer(tokens, np.arange(tokens.shape[1]) < real[:, None])
     return (ids, np.hstack(logprobs)) if return_logprobs else ids

@@ -15,6 +15,7 @@ from flaxen.core.errors import InputError, did_you_mean
 from flaxen.generate.buckets import bucket
 from flaxen.generate.sampling import Sampling
 from flaxen.layers.runtime import Runtime
+from flaxen.shard import everywhere
 
 EOS_SLOTS = 8
 
@@ -76,9 +77,7 @@ class Settings:
             "pad": np.int32(self.pad_token_id),
             "key": jax.random.key(self.seed),
         }
-        placement = runtime.placement
-        where = placement.replicated() if placement else None
-        return jax.device_put(Sampling(**values), where)
+        return everywhere(Sampling(**values), runtime.placement)
 
     @property
     def room(self) -> int:

@@ -17,6 +17,7 @@ from flaxen.generate.loop import Step, advance, begin, programs, stretches, swit
 from flaxen.generate.prompt import Prompt, read_prompt
 from flaxen.generate.sampling import Sampling
 from flaxen.generate.settings import Settings, resolve
+from flaxen.shard import on_host
 
 
 @dataclasses.dataclass
@@ -77,7 +78,7 @@ class Stream(Iterator[np.ndarray]):
         self._behind = self._count == self._limit
         if not self._behind:
             self._advance()
-        token, live, goes_on = jax.device_get((step.token, step.live, step.open))
+        token, live, goes_on = on_host((step.token, step.live, step.open))
         self._note(live, goes_on)
         return token
 
@@ -102,7 +103,7 @@ class Stream(Iterator[np.ndarray]):
     def _read_anew(self) -> None:
         """The next tokens by way of a new cache: past this length every key is another."""
         tokens, live = (
-            np.stack(jax.device_get([getattr(step, x) for step in self._yielded]), axis=1)
+            np.stack(on_host([getattr(step, x) for step in self._yielded]), axis=1)
             for x in ("token", "live")
         )
         self._cache, self._step = begin(
@@ -158,7 +159,7 @@ def stream(
 
 
 def _check_switch(model: Any, prompt: Prompt, cache: Cache, asked: Settings) -> None:
-    last, held = switch(model.module), int(np.asarray(cache.lengths).max())
+    last, held = switch(model.module), int(on_host(cache.lengths).max())
     most = held + int(prompt.lengths.max()) + asked.max_new_tokens - 1
     if last is not None and held <= last < most:
         raise CacheError(

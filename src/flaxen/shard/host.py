@@ -1,0 +1,40 @@
+"""Between a host's memory and arrays that several processes share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from flaxen.shard.place import Placement
+
+
+def on_host(tree: Any) -> Any:
+    """NumPy arrays of everything in a tree; all processes that share it must ask together."""
+    return jax.tree.map(_whole, tree)
+
+
+def _whole(x: Any) -> np.ndarray:
+    if not isinstance(x, jax.Array) or x.is_fully_addressable or x.is_fully_replicated:
+        return np.asarray(x)
+    from jax.experimental import multihost_utils
+
+    return np.asarray(multihost_utils.process_allgather(x, tiled=True))
+
+
+def everywhere(tree: Any, placement: Placement | None) -> Any:
+    """Host values and random keys, whole on every device of a placement, or on the default one."""
+    if placement is None or jax.process_count() == 1:
+        return jax.device_put(tree, placement and placement.replicated())
+    where = placement.replicated()
+
+    def put(x: Any) -> jax.Array:
+        if isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+            return jax.random.wrap_key_data(
+                put(jax.random.key_data(x)), impl=jax.random.key_impl(x)
+            )
+        value = np.asarray(x)
+        return jax.make_array_from_callback(value.shape, where, value.__getitem__)
+
+    return jax.tree.map(put, tree)
