@@ -16,13 +16,15 @@ def show(
     model: Source,
     *,
     length: Annotated[Count, about("Tokens that attention is chosen for.")] = 1024,
+    html: Annotated[str | None, about("Write a page that shows where each weight lives.")] = None,
     download: Download = False,
     loading: Loading = Loading(),
     json: Json = False,
 ) -> None:
     """Print the parts of a model, their sizes and where they would lie.
 
-    Only headers are read. With --mesh the bytes per device are told, which needs no such devices.
+    Only headers are read. With --mesh it draws which device would hold which piece, which needs no
+    such devices.
     """
     from flaxen.attention import AttentionSettings
     from flaxen.layers.runtime import Runtime
@@ -44,6 +46,8 @@ def show(
         )
         for kind, queries in (("prefill", length), ("decode", 1))
     }
+    if html is not None:
+        _write_page(html, model, tree, placement, uncut)
     if json:
         whole = {"replicated": uncut} if placement else {}
         print_json({**totals(tree), **whole, "attention": kinds, "parts": tree.as_dict()})
@@ -68,6 +72,19 @@ def planned(mesh: str | None, plan: str | None) -> Placement | None:
     return Placement(paper, plan_named(plan))
 
 
+def _write_page(
+    path: str, model: str, tree: Any, placement: Placement | None, uncut: list[str]
+) -> None:
+    from pathlib import Path
+
+    from flaxen.core.errors import InputError
+    from flaxen.show import placement_page
+
+    if placement is None:
+        raise InputError("--html shows a mesh; say which one, for example --mesh fsdp=2,tp=4.")
+    Path(path).write_text(placement_page(model, tree, dict(placement.mesh.shape), uncut))
+
+
 def _dtype(abstract: Any) -> str:
     from collections import Counter
 
@@ -80,7 +97,15 @@ def _dtype(abstract: Any) -> str:
 
 
 def _print(tree: Any, kinds: dict[str, Any], placement: Placement | None, uncut: list[str]) -> None:
-    from flaxen.show import human_bytes, human_number, parts_tree, table
+    from flaxen.show import (
+        device_names,
+        human_bytes,
+        human_number,
+        parts_tree,
+        pictures,
+        share_lines,
+        table,
+    )
 
     print_out(parts_tree(tree))
     line = f"{human_number(tree.parameters)} parameters, {human_bytes(tree.nbytes)}"
@@ -88,6 +113,11 @@ def _print(tree: Any, kinds: dict[str, Any], placement: Placement | None, uncut:
         devices = math.prod(placement.mesh.shape.values())
         line += f"; {human_bytes(tree.device_bytes)} on each of {devices} devices"
     print_out("\n".join([line, *(f"replicated: {note}" for note in uncut)]), "\n")
+    if placement is not None:
+        mesh = dict(placement.mesh.shape)
+        print_out(share_lines(tree), "\n")
+        print_out(table(["device", "is"], list(enumerate(device_names(mesh)))[:16]))
+        print_out(table(["weights", "devices that hold each piece"], pictures(tree, mesh)))
     rows = [
         (kind, each["layers"], _mask(each["call"]), name, reason)
         for kind, choices in kinds.items()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from flaxen.show.attention import attention_choices, cache_bytes_per_token
+from flaxen.show.devices import device_names, pictures, share_lines
 from flaxen.show.memory import device_memory, peak_memory
+from flaxen.show.page import placement_page
 from flaxen.show.parts import Part, parts, totals
 from flaxen.show.plot import loss_picture
 from flaxen.show.tables import parts_tree, table
@@ -14,12 +16,16 @@ __all__ = [
     "attention_choices",
     "cache_bytes_per_token",
     "device_memory",
+    "device_names",
     "human_bytes",
     "human_number",
     "loss_picture",
     "parts",
     "parts_tree",
     "peak_memory",
+    "pictures",
+    "placement_page",
+    "share_lines",
     "table",
     "totals",
 ]

@@ -70,9 +70,12 @@ def _weight(part: Part) -> str:
     return " ".join([SHORT.get(part.dtype or "", part.dtype or ""), *sizes])
 
 
-def _cell(value: Any) -> str:
+def _cell(value: Any) -> Any:
+    """As text; what has colours already stays as it is."""
     if value is None:
         return "-"
     if isinstance(value, float):
         return f"{value:,.3f}" if abs(value) < 10 else f"{value:,.1f}"
+    if hasattr(value, "plain"):
+        return value
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
