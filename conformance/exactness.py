@@ -67,7 +67,7 @@ def environment() -> dict[str, str]:
 
 def work(only: list[str] | None, part: int, parts: int) -> None:
     """Measure this process's share of what is not known yet."""
-    from attention_cases import BOUNDS, CASES, MESHES, measure
+    from attention_matrix import BOUNDS, CASES, MESHES, measure
 
     from flaxen.attention import MECHANISMS
 
