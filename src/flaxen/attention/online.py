@@ -53,7 +53,8 @@ def step(
     `score_terms`; `kept` are the factors of dropout, (B, K, G, T, S).
     """
     _, s = scores(q, k, terms, scale, softcap)
-    top = jnp.maximum(now.top, jnp.max(s, axis=-1, keepdims=True))
+    # The shift cancels in the quotient, so no gradient needs to pass through it.
+    top = jnp.maximum(now.top, jax.lax.stop_gradient(jnp.max(s, axis=-1, keepdims=True)))
     base = _finite(top)
     e = jnp.exp(s - base)
     past = jnp.exp(now.top - base)
@@ -70,7 +71,7 @@ def finish(now: Running, sinks: jax.Array | None = None) -> tuple[jax.Array, jax
     """
     if sinks is not None:
         sinks = sinks.reshape(*now.top.shape[1:3], 1, 1).astype(now.top.dtype)
-        top = jnp.maximum(now.top, sinks)
+        top = jnp.maximum(now.top, jax.lax.stop_gradient(sinks))
         past = jnp.exp(now.top - top)
         now = Running(
             top=top, total=now.total * past + jnp.exp(sinks - top), mixed=now.mixed * past
@@ -92,8 +93,8 @@ def block_gradients(
     softcap: float | None = None,
     kept: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """What one block of keys adds to the gradients of q, k, v (in their shapes), and the gradient of
-    its scores (B, K, G, T, S), from which those of bias and slopes are sums. All float32.
+    """What one block of keys adds to the gradients of q, k and v, in their shapes, and the gradient
+    of its scores (B, K, G, T, S), from which those of bias and slopes are sums. All float32.
 
     grad: (B, K, G, T, Hv) of the result, in the dtype of v; lse: from `finish`; mean: from
     `weighted_mean`.
