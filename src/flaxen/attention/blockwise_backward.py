@@ -65,11 +65,11 @@ def _add(total: jax.Array, part: jax.Array, at: Any) -> jax.Array:
 
 def _of_extras(now: Extras, ds: jax.Array, distance: jax.Array, tile: Tile) -> Extras:
     """The gradients of bias and slopes with those of one tile's scores, ds (B, K, G, T, S)."""
+    heads = ds.reshape(ds.shape[0], -1, *ds.shape[3:])
     if now.slopes is not None:
-        slopes = now.slopes - jnp.sum(ds * distance, axis=(0, 3, 4)).reshape(-1)
+        slopes = now.slopes - jnp.sum(heads * distance, axis=(0, 2, 3))
         now = dataclasses.replace(now, slopes=slopes)
     if now.bias is not None:
-        heads = ds.reshape(ds.shape[0], -1, *ds.shape[3:])
         once = tuple(axis for axis in (0, 1) if now.bias.shape[axis] == 1)
         part = jnp.sum(heads, axis=once, keepdims=True)
         bias = jax.lax.dynamic_update_slice(now.bias, part, (0, 0, tile.q, tile.k))
