@@ -41,6 +41,8 @@ def refuse(call: Call) -> str | None:
         return "it has no dropout"
     if call.v_head_dim != call.head_dim:
         return f"values have {call.v_head_dim} channels and keys {call.head_dim}"
+    if call.dtype == "float16" and call.platform != "gpu":
+        return f"JAX has no float16 products that add up in float32 on {call.platform}"
     return None
 
 

@@ -17,4 +17,4 @@ def attend(
     return per_shard(vanilla.attend, q, k, v, call, scene, extras)
 
 
-register(Mechanism("sharded_vanilla", attend, refuse=lambda call: None, prefer=lambda call: 2))
+register(Mechanism("sharded_vanilla", attend, refuse=lambda call: None, prefer=lambda call: 0))

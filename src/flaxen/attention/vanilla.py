@@ -72,4 +72,4 @@ def masked_softmax(s: jax.Array, see: jax.Array, sinks: jax.Array | None = None)
     return e / jnp.where(total > 0, total, 1)
 
 
-register(Mechanism("vanilla", attend, refuse=lambda call: None, prefer=lambda call: 1))
+register(Mechanism("vanilla", attend, refuse=lambda call: None, prefer=lambda call: 0))
