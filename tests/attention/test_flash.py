@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
-from attention.flash_cases import SMALL, case, compare
+from attention.flash_cases import case, compare
 
 from flaxen.attention import AttentionSettings, Mask
 
@@ -28,7 +26,7 @@ CASES = {
     "chunks both ways": case(mask=Mask(causal=False, chunk=24)),
     "prefix": case(mask=Mask(prefix=True, window=20), prefix=[33, 0]),
     "bidirectional": case(mask=Mask(causal=False)),
-    "left padding": case(keep=LEFT, nan_keys=[0]) if False else case(keep=LEFT),
+    "left padding": case(keep=LEFT),
     "right padding": case(keep=RIGHT),
     "packed": case(segments=DOCUMENTS),
     "softcap": case(softcap=1.5),

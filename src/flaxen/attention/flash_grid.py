@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from flaxen.attention.call import Scene
 from flaxen.attention.flash_tile import Marks, Plan, keys_of, rows_of
 
 NOBODY = -(2**31)
@@ -53,6 +54,16 @@ def pad(x: jax.Array, size: int, axis: int = 2, value: int = 0) -> jax.Array:
     if not more:
         return x
     return jnp.pad(x, [(0, more if i == axis else 0) for i in range(x.ndim)], constant_values=value)
+
+
+def segment_ids(scene: Scene, batch: int, queries: int, keys: int) -> tuple[jax.Array, jax.Array]:
+    """Segments (B, T) and (B, S), in which hidden keys have one of their own."""
+    mine, theirs = jnp.zeros((batch, queries), jnp.int32), jnp.zeros((batch, keys), jnp.int32)
+    if scene.q_segments is not None and scene.k_segments is not None:
+        mine, theirs = (x.astype(jnp.int32) for x in (scene.q_segments, scene.k_segments))
+    if scene.keep is not None:
+        theirs = jnp.where(scene.keep, theirs, NOBODY)
+    return mine, theirs
 
 
 def standing(marks: Marks, size: int, nobody: int) -> Marks:

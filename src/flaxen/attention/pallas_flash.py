@@ -110,11 +110,7 @@ def _marks(call: Call, scene: Scene, group: int) -> tuple[Marks, Marks]:
     many = lambda x: jnp.repeat(x, group, axis=-1)
     batched = lambda x: (x if x.ndim == 2 else x[None]).astype(jnp.int32)
     q, k = batched(scene.q_slots), batched(scene.k_slots)
-    q_ids, k_ids = jnp.zeros_like(q), jnp.zeros_like(k)
-    if scene.q_segments is not None and scene.k_segments is not None:
-        q_ids, k_ids = (x.astype(jnp.int32) for x in (scene.q_segments, scene.k_segments))
-    if scene.keep is not None:
-        k_ids = jnp.where(scene.keep, k_ids, flash_grid.NOBODY)
+    q_ids, k_ids = flash_grid.segment_ids(scene, 1, q.shape[1], k.shape[1])
     chunk, reach = call.mask.chunk, None
     if call.mask.prefix and scene.prefix is not None:
         reach = many(jnp.where(q < scene.prefix[:, None], scene.prefix[:, None], 0))
