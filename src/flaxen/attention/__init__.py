@@ -5,9 +5,16 @@ was chosen.
 from flaxen.attention import (  # noqa: F401  (each registers itself)
     blockwise,
     cudnn,
+    flash,
+    local_ring,
+    pallas_flash,
+    ring,
     sdpa,
     sharded_vanilla,
+    splash,
+    tokamax,
     vanilla,
+    wise_ring,
 )
 from flaxen.attention.call import NOTHING, Call, Extras, Mask, Scene, visible
 from flaxen.attention.choose import MECHANISMS, Mechanism, choose, explain, known, register
