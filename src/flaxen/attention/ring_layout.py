@@ -32,8 +32,8 @@ class Cut:
 class Ring:
     """How one call goes around.
 
-    axis: of the mesh; None on one device. hops: how often keys move on. few: all queries are on every
-    device and keys stay where they are. balanced: of 2n pieces, device i holds i and 2n - 1 - i.
+    axis: of the mesh; None on one device. hops: how often keys move on. few: every device has all
+    queries, and keys stay where they are. balanced: of 2n pieces, device i has i and 2n - 1 - i.
     """
 
     axis: str | None
@@ -43,10 +43,6 @@ class Ring:
     balanced: bool
     queries: Cut
     keys: Cut
-
-    def next(self, by: int = 1) -> list[tuple[int, int]]:
-        """From every device to the one `by` places on."""
-        return [(i, (i + by) % self.size) for i in range(self.size)]
 
     def held(self, device: int) -> list[int]:
         """Which tiles of an aligned sequence a device holds, in order of the sequence."""
@@ -182,12 +178,14 @@ def work(call: Call, ring: Ring) -> list[list[tuple[int, int]]]:
     """For each device the pairs (query tile, key tile) of an aligned sequence that it computes."""
     tile, done = ring.queries.tile, []
 
-    def ends(number: int, length: int) -> tuple[int, int]:
-        return number * tile, min((number + 1) * tile, length) - 1
+    def sees(q: int, k: int) -> bool:
+        last = lambda number: min((number + 1) * tile, call.queries) - 1
+        # Queries that fill up a tile stand where the last one stands; keys that do are not kept.
+        queries, keys = (min(q * tile, last(q)), last(q)), (k * tile, last(k))
+        return not apart(call.mask, queries, keys)
 
     for device in range(ring.size):
         owners = [(device - hop) % ring.size for hop in range(ring.hops + 1)]
         pairs = [(q, k) for o in owners for q in ring.held(device) for k in ring.held(o)]
-        sees = lambda q, k: not apart(call.mask, ends(q, call.queries), ends(k, call.keys))
         done.append([pair for pair in pairs if sees(*pair)])
     return done

@@ -72,14 +72,13 @@ def _forward(call: Call, ring: Ring, *args: Any) -> Any:
     asking, keys = _tiles(ring, q, k, v, number, scene, extras)
     now = jax.vmap(functools.partial(online.start, v_head_dim=v.shape[-1]))(asking.q)
 
-    def hop(carry: Any, _: None) -> Any:
+    def turn(carry: Any, _: None) -> Any:
         now, keys = carry
         following = _moved(keys, ring)  # Under way while this device computes.
         return (_visit(call, now, asking, keys, scene, extras), following), None
 
-    if ring.hops:
-        (now, keys), _ = jax.lax.scan(hop, (now, keys), length=ring.hops)
-    now = _visit(call, now, asking, keys, scene, extras)
+    # The last move is for nothing; without it, twice as much would have to be compiled.
+    (now, _), _ = jax.lax.scan(turn, (now, keys), length=ring.hops + 1)
     if ring.few:
         now = _joined(now, ring)
     out, lse = jax.vmap(lambda now: online.finish(now, extras.sinks))(now)
@@ -125,17 +124,15 @@ def _backward(call: Call, ring: Ring, saved: Any, grad: jax.Array) -> Any:
     theirs, slopes = (zeros(keys.k), zeros(keys.v)), zeros(extras.slopes)
     visit = functools.partial(_visit_back, call, asking, scene, extras)
 
-    def hop(carry: Any, _: None) -> Any:
+    def turn(carry: Any, _: None) -> Any:
         keys, gained = carry
         following = _moved(keys, ring)
         mine, theirs, slopes = visit(keys, gained)
         return (following, (mine, _moved(theirs, ring), slopes)), None
 
-    gained = mine, theirs, slopes
-    if ring.hops:
-        (keys, gained), _ = jax.lax.scan(hop, (keys, gained), length=ring.hops)
-    (dq, bias), theirs, slopes = visit(keys, gained)
-    dk, dv = _moved(theirs, ring, -ring.hops) if ring.hops else theirs
+    start = keys, (mine, theirs, slopes)
+    (_, (mine, theirs, slopes)), _ = jax.lax.scan(turn, start, length=ring.hops + 1)
+    (dq, bias), (dk, dv) = mine, _returned(theirs, ring)
     sinks = extras.sinks
     if sinks is not None:
         each = jax.vmap(lambda lse, mean: online.sink_gradients(sinks, lse, mean))(lse, mean)
@@ -258,9 +255,21 @@ def _added(bias: jax.Array, ds: jax.Array, number: jax.Array) -> jax.Array:
     return jax.lax.dynamic_update_slice_in_dim(bias, old + ds, first, axis=3)
 
 
-def _moved(x: Any, ring: Ring, by: int = 1) -> Any:
+def _moved(x: Any, ring: Ring) -> Any:
+    """Everything to the next device, if there is one to ask."""
+    return _sent(x, ring, 1) if ring.hops else x
+
+
+def _returned(x: Any, ring: Ring) -> Any:
+    """What has moved after every visit, back at home: a full turn ends there by itself."""
+    moves = (ring.hops + 1) % ring.size
+    return _sent(x, ring, -moves) if ring.hops and moves else x
+
+
+def _sent(x: Any, ring: Ring, by: int) -> Any:
     """Everything to the device `by` places on."""
-    return jax.tree.map(lambda x: jax.lax.ppermute(x, ring.axis, ring.next(by)), x)
+    routes = [(i, (i + by) % ring.size) for i in range(ring.size)]
+    return jax.tree.map(lambda x: jax.lax.ppermute(x, ring.axis, routes), x)
 
 
 def _joined(now: Running, ring: Ring) -> Running:
