@@ -22,11 +22,16 @@ def per_shard(
     call: Call,
     scene: Scene,
     extras: Extras = NOTHING,
+    *,
+    layout: P | None = None,
+    keys: str | None = None,
 ) -> jax.Array:
     """`attend` under `shard_map`: rows and heads, and the queries of a sequence that is cut, stay
     where they are; every device has all keys. Without a placement, `attend` itself.
 
     Where key heads cannot be cut as query heads are, each device takes those of its own queries.
+    layout: of the queries, unless it is that of `query_spec`. keys: a mesh axis that keys are cut
+    along, though not the columns of a bias.
     """
     if call.placement is None or not call.settings.sharded:
         return attend(q, k, v, dataclasses.replace(call, placement=None), scene, extras)
@@ -36,7 +41,7 @@ def per_shard(
     k, v = laid_out(k, mesh, specs.key), laid_out(v, mesh, specs.value)
     if extras.bias is not None:
         extras = dataclasses.replace(extras, bias=laid_out(extras.bias, mesh, bias_spec))
-    rows, seq, heads, _ = query_spec(call, q.shape)
+    rows, seq, heads, *_ = layout or query_spec(call, q.shape)
     kv_heads = heads if k.shape[2] % ways(mesh, heads) == 0 else None
     n = q.shape[2] // ways(mesh, heads)
 
@@ -63,9 +68,9 @@ def per_shard(
         mesh=mesh,
         in_specs=(
             P(rows, seq, heads),
-            P(rows, None, kv_heads),
-            P(rows, None, kv_heads),
-            scene_specs(scene, rows, seq, None),
+            P(rows, keys, kv_heads),
+            P(rows, keys, kv_heads),
+            scene_specs(scene, rows, seq, keys),
             extras_specs(extras, rows, heads, seq, None),
         ),
         out_specs=P(rows, seq, heads),
