@@ -95,8 +95,8 @@ class Rope:
             return positions
         also = f"({self.axes}, batch, length)" if self.axes > 1 else "(batch, length)"
         raise InputError(
-            f"positions have shape {positions.shape}; a rope of type {self.kind!r} with {self.axes} "
-            f"position(s) for each token expects {also}."
+            f"positions have shape {positions.shape}; this rope of type {self.kind!r} has "
+            f"{self.axes} for each token and expects {also}."
         )
 
     def base(self, dim: int | None = None) -> np.ndarray:

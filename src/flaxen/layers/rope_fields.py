@@ -41,28 +41,31 @@ _SAYS_NOTHING = {"finetuned", "max_position_embeddings"}
 _NO_NUMBERS = {*_LISTS, "truncate", "mrope_section"}
 _ZERO_IS_DEFAULT = {"beta_fast", "beta_slow", "mscale", "mscale_all_dim"}
 
-_SAME = {("su", "longrope"), ("yarn", "longrope"), ("mrope", "default")}
-"""Pairs of `type` and `rope_type` that stand together in files."""
+_SAME = (("su", "longrope"), ("yarn", "longrope"), ("mrope", "default"))
+
+
+def same_type(old: Any, new: Any) -> bool:
+    """Whether an older name of a type may stand beside a newer one: both are found in files."""
+    return old == new or (old, new) in _SAME
 
 
 def named(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters of one type with its name under `rope_type`; older files say `type`, and "su" for
-    longrope.
+    """Parameters of one type with its name under `rope_type`. Older files say `type`, "su" for
+    longrope, and "mrope" for default frequencies in sections.
 
     Raises:
-        ConfigError: where both keys stand there and differ.
+        ConfigError: where both keys stand there and contradict each other.
     """
     fields = dict(parameters)
     old, new = fields.get("type"), fields.get("rope_type")
-    if None not in (old, new) and old != new and (old, new) not in _SAME:
+    if None not in (old, new) and not same_type(old, new):
         raise ConfigError(
             f"rope_parameters say type={old!r} and rope_type={new!r}. Remove the wrong one."
         )
-    kind = new or old
-    if kind is not None:
-        fields["rope_type"] = "longrope" if kind == "su" else kind
-    if old == "su":
-        fields["type"] = "longrope"
+    fields |= {key: "longrope" for key in ("type", "rope_type") if fields.get(key) == "su"}
+    if new is None and old is not None:
+        sections = old == "mrope" and fields.get("mrope_section")
+        fields["rope_type"] = "default" if sections else fields["type"]
     return fields
 
 
@@ -89,6 +92,8 @@ def read_fields(parameters: Mapping[str, Any], head_dim: int) -> tuple[int, dict
     """
     fields = {k: tuple(v) if isinstance(v, list) else v for k, v in named(parameters).items()}
     kind = fields.setdefault("rope_type", "default")
+    if not isinstance(kind, str):
+        raise ConfigError(f"Unknown rope_type {kind!r}; expected a name such as 'default'.")
     ROPE_TYPES[kind]
     _check_names(kind, fields)
     _check_values(kind, fields)
@@ -171,8 +176,8 @@ def _check_lists(fields: Mapping[str, Any], dim: int) -> None:
     counts = isinstance(sections, tuple) and all(type(x) is int and x >= 0 for x in sections)
     if not counts or len(sections) != 3 or sum(sections) != pairs:
         raise ConfigError(
-            f"mrope_section is {sections!r}; expected how many of the {pairs} pairs turn with time, "
-            "row and column."
+            f"mrope_section is {sections!r}; expected how many of the {pairs} pairs turn with "
+            "time, row and column."
         )
 
 

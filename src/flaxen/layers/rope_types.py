@@ -24,7 +24,7 @@ Frequencies = tuple[Any, float]
 
 Length = jax.Array | int | None
 
-ROPE_TYPES: Registry[Callable[["Rope", Length], Frequencies]] = Registry("rope_type")
+ROPE_TYPES: Registry[Callable[[Rope, Length], Frequencies]] = Registry("rope_type")
 
 
 def default(r: Rope, length: Length) -> Frequencies:
