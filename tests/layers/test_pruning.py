@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
-from golden import DATA, case
+from golden import DATA
 
+from flaxen.attention import Scene
 from flaxen.core.errors import InputError
-from flaxen.layers.attention import attention
+from flaxen.core.tree import is_param, paths, rebuild
+from flaxen.fresh import initial
+from flaxen.layers.attention import Attention, attention
+from flaxen.layers.context import Context
 from flaxen.layers.conv1d import Conv1D
 from flaxen.layers.linear import Linear
 from flaxen.layers.pruning import (
@@ -21,7 +25,7 @@ from flaxen.layers.pruning import (
     prune_layer,
     prune_linear_layer,
 )
-from flaxen.models.causal import forward
+from flaxen.layers.rope import rope
 
 A = np.load(DATA / "unit" / "misc.npz")
 LINEAR = Linear(weight=jnp.asarray(A["prune/lin/w"]), bias=jnp.asarray(A["prune/lin/b"]))
@@ -80,37 +84,59 @@ def test_channels_of_a_head_stay_together():
             prune_linear_layer(heads, outside)
 
 
-def zeroed(attn, heads):
-    """The same attention with nothing coming out of some heads."""
-    weight = attn.o_proj.weight.at[:, list(heads)].set(0)
-    return dataclasses.replace(attn, o_proj=dataclasses.replace(attn.o_proj, weight=weight))
+def part(kv_heads: int) -> Attention:
+    """Attention of four heads with fresh weights, biases too."""
+    turn = rope({"rope_theta": 1e4}, head_dim=4, max_positions=16)
+    made = attention(embed=8, heads=4, kv_heads=kv_heads, head_dim=4, bias=True, rope=turn)
+    weights = {p: initial(p + "x", w, scale=0.5) for p, w in paths(made, is_param).items()}
+    biases = {p: w + 0.3 for p, w in weights.items() if "bias" in p}
+    return rebuild(made, weights | biases)
 
 
-def with_first(module, attn):
-    first = dataclasses.replace(module.layers[0], self_attn=attn)
-    return dataclasses.replace(module, layers=[first, *module.layers[1:]])
+@jax.jit
+def output(attn: Attention) -> jax.Array:
+    slots = jnp.arange(5)
+    positions = jnp.broadcast_to(slots, (2, 5))
+    ctx = Context(
+        positions=positions,
+        scene=Scene(q_slots=slots, k_slots=slots, aligned=True),
+        rotary=(attn.rope.tables(positions),),
+        ropes=(attn.rope,),
+    )
+    return attn(jnp.sin(jnp.arange(80.0)).reshape(2, 5, 8), ctx)[0]
 
 
-@pytest.mark.parametrize(("name", "heads"), [("llama", [2, 3]), ("gpt2", [0, 2])])
-def test_a_pruned_model_is_one_whose_heads_say_nothing(name, heads):
-    model, ids = tiny.model(name), case(name).arrays["input_ids"]
-    attn = model.module.layers[0].self_attn
-    run = lambda attn: forward(with_first(model.module, attn), ids, runtime=model.runtime).logits
-    got = run(prune_heads(attn, heads))
-    np.testing.assert_allclose(got, run(zeroed(attn, heads)), atol=2e-5)
-    assert np.abs(got - run(attn)).max() > 1e-3
+@pytest.mark.parametrize(("kv_heads", "heads"), [(4, [0, 2]), (2, [2, 3])])
+def test_pruned_attention_is_one_whose_heads_say_nothing(kv_heads, heads):
+    attn = part(kv_heads)
+    silent = attn.o_proj.weight.at[:, np.array(heads)].set(0)
+    silent = dataclasses.replace(attn, o_proj=dataclasses.replace(attn.o_proj, weight=silent))
+    pruned = prune_heads(attn, heads)
+    assert pruned.q_proj.weight.shape == (2, 4, 8)
+    np.testing.assert_allclose(output(pruned), output(silent), atol=1e-5)
+    assert np.abs(output(silent) - output(attn)).max() > 1e-2
+
+
+def test_no_heads_to_prune():
+    attn = part(2)
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, prune_heads(attn, []), attn))
 
 
 def test_heads_that_share_keys_go_together():
-    attn = tiny.model("llama").module.layers[0].self_attn
     with pytest.raises(InputError, match=r"heads \[1\]: each 2 share .* Prune \[0, 1\]"):
-        prune_heads(attn, [1])
+        prune_heads(part(2), [1])
+
+
+def test_layers_that_are_folded_into_one_are_refused():
+    stacked = jax.tree.map(lambda x: jnp.stack([x, x]), part(2))
+    with pytest.raises(InputError, match="several layers"):
+        prune_heads(stacked, [0, 1])
 
 
 @pytest.mark.parametrize("heads", [[4], [-1], [0, 1, 2, 3]])
 def test_heads_that_cannot_be_pruned(heads):
     with pytest.raises(InputError, match="not all"):
-        prune_heads(tiny.model("llama").module.layers[0].self_attn, heads)
+        prune_heads(part(2), heads)
 
 
 def test_weights_that_are_not_there():

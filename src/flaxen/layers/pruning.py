@@ -81,7 +81,9 @@ def prune_heads(attention: Attention, heads: Iterable[int]) -> Attention:
     Raises:
         InputError: for heads that are not there, for all of them, or for a part of a group.
     """
-    n_heads, head_dim = _array(attention.q_proj.weight).shape[:2]
+    if _array(attention.q_proj.weight).ndim != 3:
+        raise InputError("These are several layers folded into one: load with scan_layers=False.")
+    n_heads, head_dim = attention.q_proj.weight.shape[:2]
     kv_heads, v_dim = attention.v_proj.weight.shape[:2]
     gone, group = sorted(set(heads)), n_heads // kv_heads
     if not all(0 <= head < n_heads for head in gone) or len(gone) == n_heads:
