@@ -13,7 +13,6 @@ from golden import DATA
 from flaxen.attention import Scene
 from flaxen.core.errors import InputError
 from flaxen.core.tree import is_param, paths, rebuild
-from flaxen.fresh import initial
 from flaxen.layers.attention import Attention, attention
 from flaxen.layers.context import Context
 from flaxen.layers.conv1d import Conv1D
@@ -85,12 +84,12 @@ def test_channels_of_a_head_stay_together():
 
 
 def part(kv_heads: int) -> Attention:
-    """Attention of four heads with fresh weights, biases too."""
+    """Attention of four heads with fresh weights and biases."""
     turn = rope({"rope_theta": 1e4}, head_dim=4, max_positions=16)
     made = attention(embed=8, heads=4, kv_heads=kv_heads, head_dim=4, bias=True, rope=turn)
-    weights = {p: initial(p + "x", w, scale=0.5) for p, w in paths(made, is_param).items()}
-    biases = {p: w + 0.3 for p, w in weights.items() if "bias" in p}
-    return rebuild(made, weights | biases)
+    draw = np.random.default_rng(0).standard_normal
+    weights = {p: jnp.asarray(draw(w.shape), jnp.float32) for p, w in paths(made, is_param).items()}
+    return rebuild(made, weights)
 
 
 @jax.jit
