@@ -22,7 +22,8 @@ from flaxen.convert.transforms import reverted
 from flaxen.core.errors import CheckpointError
 from flaxen.core.progress import Progress, reporting
 from flaxen.core.tree import is_param, paths
-from flaxen.families.config import abstract_module, both_spellings
+from flaxen.families.config import abstract_module
+from flaxen.families.rope_keys import both_spellings
 from flaxen.fit import hub_layout
 from flaxen.model import Model
 from flaxen.models.fold import unfold

@@ -112,10 +112,12 @@ class Model:
 
         Raises:
             InputError: for shapes that do not fit together or ids outside the vocabulary.
-            CacheError: for more tokens than the cache has room for.
+            CacheError: for more tokens than the cache has room for, or a cache whose keys would be
+            others by now (LongRoPE).
         """
         from flaxen.cache import fits, room_for
         from flaxen.models import causal
+        from flaxen.models.switch import same_side
 
         ids = self._ids(input_ids)
         fit = functools.partial(self._fit, ids.shape)
@@ -130,6 +132,7 @@ class Model:
             room_for(past_key_values, ids.shape[1])
             valid = fit("attention_mask", attention_mask, tail=True)
             valid = np.ones(ids.shape, bool) if valid is None else valid.astype(bool)
+            same_side(self.module, past_key_values, valid.sum(1))
             return causal.forward_cached(
                 self.module, ids, past_key_values, valid, runtime=self.runtime
             )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from flaxen.core.errors import ConfigError
-from flaxen.families.config import abstract_module, both_spellings, hf_config
+from flaxen.families.config import abstract_module, hf_config
+from flaxen.families.rope_keys import both_spellings
 
 TINY = {
     "vocab_size": 97,

@@ -112,7 +112,7 @@ def _write_folder(
     progress: Any,
 ) -> None:
     from flaxen.convert.save import write_checkpoint
-    from flaxen.families.config import both_spellings
+    from flaxen.families.rope_keys import both_spellings
 
     beside = None
     if checkpoint.format == "gguf":

@@ -58,7 +58,7 @@ def _weights(checkpoint: Checkpoint) -> Mapping[str, Any]:
 
 def _config(a: Checkpoint, b: Checkpoint) -> dict[str, list[Any]]:
     """Config keys that differ, with both values; None where there is no such key."""
-    from flaxen.families.config import both_spellings
+    from flaxen.families.rope_keys import both_spellings
 
     # What conversion adds for older readers says nothing new.
     one, other = both_spellings(a.config), both_spellings(b.config)

@@ -15,7 +15,7 @@ from flaxen.layers.block import Block
 from flaxen.layers.linear import embedding, linear
 from flaxen.layers.mlp import GatedMLP, gated_mlp
 from flaxen.layers.norm import RMSNorm, rms_norm
-from flaxen.layers.rope import Rope, rope
+from flaxen.layers.rope import Rope, layer_rope, rope
 from flaxen.models.decoder import Decoder
 
 LLAMA = {
@@ -59,9 +59,14 @@ def head_rms(c: Any) -> RMSNorm:
     return rms_norm(c.rms_norm_eps, head_dim=head_dim(c))
 
 
-def rotary(c: Any, parameters: Any = None) -> Rope:
-    made = rope(parameters or c.rope_parameters, head_dim(c), c.max_position_embeddings)
-    if made.dim != head_dim(c):
+def rotary(c: Any, layer_type: str | None = None) -> Rope | None:
+    """The rope of all layers, or of one kind of them; None where these do not rotate."""
+    sizes = head_dim(c), c.max_position_embeddings
+    if layer_type is None:
+        made = rope(c.rope_parameters, *sizes)
+    else:
+        made = layer_rope(c.rope_parameters, layer_type, *sizes)
+    if made is not None and made.dim != head_dim(c):
         raise ConfigError(
             f"partial_rotary_factor turns {made.dim} of {head_dim(c)} channels; this family turns "
             "all of them, so its numbers would be wrong. Remove the key if that is meant."
@@ -79,7 +84,7 @@ def layer_mask(c: Any, i: int) -> Mask:
 def self_attn(c: Any, i: int, **slots: Any) -> Attention:
     given = {
         "bias": bool(c.get("attention_bias", False)),
-        "rope": slots.pop("rope", None) or rotary(c),
+        "rope": slots["rope"] if "rope" in slots else rotary(c),
         "mask": layer_mask(c, i),
     }
     return attention(

@@ -32,7 +32,7 @@ def attn(c: Any, i: int) -> Attention:
         scale=c.query_pre_attn_scalar**-0.5,
         q_norm=head_norm(c),
         k_norm=head_norm(c),
-        rope=rotary(c, c.rope_parameters[c.layer_types[i]]),
+        rope=rotary(c, c.layer_types[i]),
     )
 
 

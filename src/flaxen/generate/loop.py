@@ -11,15 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from flaxen.cache import Cache
-from flaxen.core.tree import module, walk
+from flaxen.core.tree import module
 from flaxen.generate.buckets import bucket
 from flaxen.generate.prompt import Prompt, read_prompt
 from flaxen.generate.sampling import Sampling, choose, ends, logprob
 from flaxen.generate.settings import Settings, resolve
-from flaxen.layers.attention import Attention
 from flaxen.layers.runtime import Runtime
 from flaxen.models.causal import extend
 from flaxen.models.decoder import Decoder
+from flaxen.models.switch import switch
 from flaxen.shard import on_host
 
 
@@ -161,12 +161,6 @@ def begin(
     place = {"capacity": capacity, "runtime": model.runtime}
     filled, *scores = prefill(model.module, cache, ids, mask, np.int32(width), **place)
     return filled, first(*scores, sampling, after)
-
-
-def switch(decoder: Any) -> int | None:
-    """The number of tokens past which the keys of earlier ones are others, if there is one."""
-    ropes = [m.rope for m in walk(decoder.layers) if isinstance(m, Attention) and m.rope]
-    return min((r.switch for r in ropes if r.switch), default=None)
 
 
 def stretches(decoder: Any, prompt: Prompt, limit: int) -> list[int]:

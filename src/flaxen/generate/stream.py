@@ -11,12 +11,12 @@ import jax
 import numpy as np
 
 from flaxen.cache import Cache, fits
-from flaxen.core.errors import CacheError
 from flaxen.generate.buckets import bucket
-from flaxen.generate.loop import Step, advance, begin, programs, stretches, switch
+from flaxen.generate.loop import Step, advance, begin, programs, stretches
 from flaxen.generate.prompt import Prompt, read_prompt
 from flaxen.generate.sampling import Sampling
 from flaxen.generate.settings import Settings, resolve
+from flaxen.models.switch import same_side
 from flaxen.shard import on_host
 
 
@@ -152,21 +152,10 @@ def stream(
     used = 0 if cache is None else int(cache.index)
     asked = resolve(model, used + prompt.ids.shape[1], settings)
     if cache is not None:
-        _check_switch(model, prompt, cache, asked)
+        same_side(model.module, cache, prompt.lengths + asked.max_new_tokens - 1)
         slots = bucket(int(prompt.lengths.max()))
         cache = _roomy(model, cache, len(prompt.ids), used + slots + asked.room)
     return Stream(model, prompt, asked, asked.traced(model.runtime), cache)
-
-
-def _check_switch(model: Any, prompt: Prompt, cache: Cache, asked: Settings) -> None:
-    last, held = switch(model.module), int(on_host(cache.lengths).max())
-    most = held + int(prompt.lengths.max()) + asked.max_new_tokens - 1
-    if last is not None and held <= last < most:
-        raise CacheError(
-            f"Past {last} tokens this model sees every position in another way, so a cache of "
-            f"{held} cannot grow to {most}. Give the whole conversation anew, without the cache, "
-            "or ask for fewer tokens."
-        )
 
 
 def _roomy(model: Any, cache: Cache, rows: int, slots: int) -> Cache:
