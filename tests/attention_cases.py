@@ -38,7 +38,7 @@ def case(
     batch: int = 2,
     **changes: Any,
 ) -> Case:
-    """Queries are the last `length` of `keys`; `keep` and `segments` have a text of digits a row."""
+    """Queries are the last `length` of `keys`; rows of `keep` and `segments` are digits."""
     S, (N, K), (H, V) = keys or length, heads, widths
     rng = np.random.default_rng(0)
     draw = lambda *shape: rng.standard_normal(shape).astype(np.float32)

@@ -26,6 +26,7 @@ def whole_context(
     attention_mask: jax.Array | None = None,
     position_ids: jax.Array | None = None,
     segment_ids: jax.Array | None = None,
+    dropout_key: jax.Array | None = None,
 ) -> Context:
     """The context of sequences that are given at once, (B, T).
 
@@ -50,7 +51,8 @@ def whole_context(
         k_segments=segment_ids,
         aligned=True,
     )
-    return decoder.context(positions, scene, runtime)
+    ctx = decoder.context(positions, scene, runtime)
+    return ctx if dropout_key is None else dataclasses.replace(ctx, dropout_key=dropout_key)
 
 
 def chunk_slots(
