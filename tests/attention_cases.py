@@ -10,7 +10,7 @@ import numpy as np
 
 from flaxen.attention import Call, Extras, Mask, Scene
 
-LENGTH = 11
+LENGTH, CAUSAL = 11, Mask()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Case:
 
 
 def case(
-    mask: Mask = Mask(),
+    mask: Mask = CAUSAL,
     *,
     length: int = LENGTH,
     keys: int | None = None,
@@ -38,12 +38,12 @@ def case(
     batch: int = 2,
     **changes: Any,
 ) -> Case:
-    """Queries are the last `length` of `keys`; rows of `keep` and `segments` are texts of digits."""
+    """Queries are the last `length` of `keys`; rows of `keep` and `segments` are digits."""
     S, (N, K), (H, V) = keys or length, heads, widths
     rng = np.random.default_rng(0)
     draw = lambda *shape: rng.standard_normal(shape).astype(np.float32)
     digits = lambda rows: None if rows is None else jnp.array([[*map(int, r)] for r in rows])
-    aligned, segments = S == length, digits(segments)
+    aligned, segments = length == S, digits(segments)
     k_slots = jnp.arange(S) if slots is None else jnp.asarray(slots)
     scene = Scene(
         q_slots=k_slots[..., S - length :],

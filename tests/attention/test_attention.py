@@ -19,13 +19,9 @@ from flaxen.attention import (
     Call,
     Mask,
     Scene,
-    choose,
-    explain,
     tiles,
     visible,
 )
-from flaxen.core.errors import ConfigError
-
 
 WAYS = {
     "vanilla": {},
@@ -33,7 +29,7 @@ WAYS = {
     "blockwise": {},
     "blockwise, looped": {"FEW": 0, "SMALL": 0},
 }
-"""Mechanisms, and what to set in `tiles` for them; looped, small calls are treated as large ones."""
+"""Mechanisms, and what to set in `tiles` for them: looped, small calls are treated as large."""
 
 BLOCKS = Blocks(q=4, k=3)
 

@@ -93,7 +93,7 @@ def test_given_layouts_leave_out_what_the_mesh_lacks_or_does_not_divide():
     call = on("fsdp=2,tp=4", case(heads=(6, 2), length=4).call, specs=specs)
     assert query_spec(call, (2, 4, 6, 8)) == P("fsdp", None, None, None)
     one = dataclasses.replace(call, queries=1)
-    assert query_spec(one, (2, 1, 6, 8)) == P(("dp", "fsdp"), None, None, None)
+    assert query_spec(one, (2, 1, 6, 8)) == P("fsdp", None, None, None)
 
 
 def test_on_one_device_the_reference_and_the_sharded_one_are_the_same():

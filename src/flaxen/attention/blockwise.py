@@ -38,9 +38,9 @@ def local(
     k, v = without_unseen(k, v, call.mask, scene)
     if looped(call):
         q, k, v, call, scene, extras = _whole_blocks(q, k, v, call, scene, extras)
-    major = (jnp.swapaxes(x, 1, 2) for x in (k, v))
+    k, v = jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)
     attend = _recomputing if looped(call) else _remembering
-    out = attend(call, online.grouped(q, call.kv_heads), *major, extras, scene)
+    out = attend(call, online.grouped(q, call.kv_heads), k, v, extras, scene)
     return online.flat(out)[:, :length]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -40,7 +42,7 @@ def local(
     return jnp.where(see.any(axis=-1)[:, :, None, None], y, 0)
 
 
-def _named(call: Call, scene: Scene) -> dict[str, object] | None:
+def _named(call: Call, scene: Scene) -> dict[str, Any] | None:
     """The arguments that say the whole mask, or None where only an array can."""
     hides = scene.keep is not None or scene.q_segments is not None
     mask = call.mask

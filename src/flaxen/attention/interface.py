@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, MutableMapping
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from flaxen.attention.call import NOTHING, Call, Extras, Mask, Scene, visible
+from flaxen.attention.call import NOTHING, Call, Extras, Mask, Scene, visible, without_unseen
 from flaxen.attention.choose import Mechanism
 from flaxen.attention.online import score_bias
 
@@ -99,10 +100,9 @@ class AttentionMaskInterface(GeneralInterface):
 
 
 def sdpa_mask(mask: Mask, scene: Scene, dtype: Any = jnp.float32) -> jax.Array | None:
-    """True where a query sees a key; None where the causal order of a whole sequence says it all."""
-    plain = Mask()
+    """True where a query sees a key; None where the order of a whole sequence is all there is."""
     hides = scene.keep is not None or scene.q_segments is not None
-    if mask == plain and scene.aligned and not hides:
+    if mask == Mask() and scene.aligned and not hides:
         return None
     return visible(mask, scene)[:, None]
 
@@ -120,9 +120,11 @@ AttentionMaskInterface.register("eager", eager_mask)
 def from_hf_function(
     name: str, function: Callable[..., Any], mask_function: Callable[..., Any] = eager_mask
 ) -> Mechanism:
-    """A function of Transformers' kind as a mechanism; `mask_function` spells its mask out.
+    """A function of the kind that `AttentionInterface` holds, as a mechanism; `mask_function`
+    spells its mask out.
 
-    `register` it for all models, or put it into `AttentionSettings(name, own=(it,))` of one.
+    `register` it for all models, or put it into `AttentionSettings(name, own=(it,))` of one. Its
+    `module` has `num_key_value_groups`, `scaling`, `is_causal` and `training`.
     """
 
     def attend(
@@ -134,14 +136,24 @@ def from_hf_function(
         extras: Extras = NOTHING,
         /,
     ) -> jax.Array:
-        mask = mask_function(call.mask, scene, q.dtype)
+        module = SimpleNamespace(
+            num_key_value_groups=call.group,
+            scaling=call.scale,
+            is_causal=call.mask.causal,
+            training=False,
+        )
         bias = score_bias(scene, extras)
-        if bias is not None:
-            mask = bias if mask is None else mask + bias
-        heads_first = (jnp.swapaxes(x, 1, 2) for x in (q, k, v))
-        return function(
-            call, *heads_first, mask, scaling=call.scale, dropout=0.0, softcap=call.softcap
-        )[0]
+        if bias is None:
+            mask = mask_function(call.mask, scene, q.dtype)
+        else:
+            see = visible(call.mask, scene)[:, None]
+            mask = jnp.where(see, bias, jnp.finfo(q.dtype).min).astype(q.dtype)
+        q, k, v = (jnp.swapaxes(x, 1, 2) for x in (q, *without_unseen(k, v, call.mask, scene)))
+        own = {"softcap": call.softcap, "sliding_window": call.mask.window}
+        own = {key: value for key, value in own.items() if value is not None}
+        y = function(module, q, k, v, mask, scaling=call.scale, dropout=0.0, **own)[0]
+        seen = visible(call.mask, scene).any(axis=-1)[:, :, None, None]
+        return jnp.where(seen, y, 0)
 
     return Mechanism(name, attend, _refuse, prefer=lambda call: 0)
 

@@ -102,11 +102,12 @@ def laid_out(x: jax.Array, mesh: jax.sharding.Mesh, spec: P | None) -> jax.Array
 def fitting(spec: P, mesh: jax.sharding.Mesh, shape: tuple[int, ...]) -> P:
     """A layout without the axes that the mesh lacks or that do not divide."""
     entries = (*spec, *[None] * len(shape))[: len(shape)]
-    fits = [
-        entry if size % ways(mesh, entry) == 0 and known(mesh, entry) else None
-        for entry, size in zip(entries, shape, strict=True)
-    ]
-    return P(*fits)
+    found: list[Any] = []
+    for entry, size in zip(entries, shape, strict=True):
+        axes = tuple(axis for axis in mesh_axes(entry) if axis in mesh.shape)
+        fits = axes and size % ways(mesh, axes) == 0
+        found.append((axes if len(axes) > 1 else axes[0]) if fits else None)
+    return P(*found)
 
 
 def mesh_axes(entry: Any) -> tuple[str, ...]:
@@ -114,15 +115,11 @@ def mesh_axes(entry: Any) -> tuple[str, ...]:
     return tuple(entry) if isinstance(entry, tuple) else () if entry is None else (entry,)
 
 
-def known(mesh: jax.sharding.Mesh, entry: Any) -> bool:
-    return all(axis in mesh.shape for axis in mesh_axes(entry))
-
-
 def ways(mesh: jax.sharding.Mesh, entry: Any) -> int:
     """Into how many pieces one dimension is cut."""
     total = 1
     for axis in mesh_axes(entry):
-        total *= mesh.shape.get(axis, 1)
+        total *= mesh.shape[axis]
     return total
 
 

@@ -19,9 +19,8 @@ from flaxen.layers.rope import Rope, rotate
 
 @module
 class Attention:
-    """q_norm and k_norm work on single heads, before the rotation. sinks: (heads,), a weight; slopes:
-    ALiBi, one for each head; dropout: how much of the weights is dropped where the context has a
-    key.
+    """q_norm and k_norm work on single heads, before the rotation. sinks: (heads,), a weight;
+    slopes: ALiBi, one for each head; dropout: how much is dropped where the context has a key.
     """
 
     q_proj: Linear

@@ -26,6 +26,7 @@ def whole_context(
     attention_mask: jax.Array | None = None,
     position_ids: jax.Array | None = None,
     segment_ids: jax.Array | None = None,
+    dropout_key: jax.Array | None = None,
 ) -> Context:
     """The context of sequences that are given at once, (B, T).
 
@@ -50,7 +51,8 @@ def whole_context(
         k_segments=segment_ids,
         aligned=True,
     )
-    return decoder.context(positions, scene, runtime)
+    ctx = decoder.context(positions, scene, runtime)
+    return ctx if dropout_key is None else dataclasses.replace(ctx, dropout_key=dropout_key)
 
 
 def chunk_slots(
@@ -60,14 +62,14 @@ def chunk_slots(
     (B, T). keep (B, T) is False for padding.
     """
     index = jnp.arange(length, dtype=jnp.int32)
-    begins = jnp.zeros((1, length), bool)
-    if keep is not None:
-        begins = begins | (index == jnp.argmax(keep, axis=1)[:, None])
+    first = jnp.zeros_like(index)
     if segments is not None:
-        begins = begins | (jnp.diff(segments, axis=1, prepend=segments[:, :1]) != 0)
-    if keep is None and segments is None:
-        return index
-    return index - jax.lax.cummax(jnp.where(begins, index, 0), axis=1)
+        begins = jnp.diff(segments, axis=1, prepend=segments[:, :1]) != 0
+        first = jax.lax.cummax(jnp.where(begins, index, 0), axis=1)
+    if keep is not None:
+        # Padding on the left stands before the first slot.
+        first = jnp.maximum(first, jnp.argmax(keep, axis=1, keepdims=True).astype(jnp.int32))
+    return index - first
 
 
 def _has(decoder: Decoder, limit: str) -> bool:
