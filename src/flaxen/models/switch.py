@@ -11,6 +11,7 @@ from flaxen.cache import Cache
 from flaxen.core.errors import CacheError
 from flaxen.core.tree import walk
 from flaxen.layers.attention import Attention
+from flaxen.shard import on_host
 
 
 def switch(decoder: Any) -> int | None:
@@ -29,7 +30,7 @@ def same_side(decoder: Any, cache: Cache, new: Any) -> None:
     last = switch(decoder)
     if last is None or isinstance(cache.lengths, Tracer) or isinstance(new, Tracer):
         return
-    lengths = np.asarray(cache.lengths)
+    lengths = on_host(cache.lengths)
     held, most = int(lengths.max()), int((lengths + np.asarray(new)).max())
     if 0 < held <= last < most:
         raise CacheError(
