@@ -10,7 +10,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flaxen.attention import MECHANISMS, AttentionSettings, Blocks, Call, Extras, Mask, Scene
+from flaxen.attention import (
+    MECHANISMS,
+    NOTHING,
+    AttentionSettings,
+    Blocks,
+    Call,
+    Extras,
+    Mask,
+    Scene,
+)
 
 SMALL = AttentionSettings(blocks=Blocks(q=32, k=32, k_major=64, q_major_dkv=64))
 
@@ -21,7 +30,7 @@ class Case:
 
     call: Call
     scene: Scene
-    extras: Extras = Extras()
+    extras: Extras = NOTHING
     nan_keys: Any = None
     batch: int = 2
 

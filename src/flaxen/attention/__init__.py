@@ -2,7 +2,15 @@
 was chosen.
 """
 
-from flaxen.attention import blockwise, flash, pallas_flash, sdpa, splash, tokamax, vanilla  # noqa: F401  (each registers itself)  # noqa: F401, I001  (these too)
+from flaxen.attention import (  # noqa: F401  (each registers itself)
+    blockwise,
+    flash,
+    pallas_flash,
+    sdpa,
+    splash,
+    tokamax,
+    vanilla,
+)
 from flaxen.attention.call import NOTHING, Call, Extras, Mask, Scene, visible
 from flaxen.attention.choose import MECHANISMS, Mechanism, choose, explain, known, register
 from flaxen.attention.settings import AttentionSettings, Blocks, Specs

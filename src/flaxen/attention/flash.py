@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from flaxen.attention import blockwise, pallas_flash
-from flaxen.attention.call import NOTHING, Call, Extras, Scene, visible
+from flaxen.attention.call import NOTHING, Call, Extras, Scene, visible, without_unseen
 from flaxen.attention.choose import Mechanism, register
 from flaxen.attention.flash_grid import NOBODY, pad, power, segment_ids
 from flaxen.attention.shards import per_shard
@@ -37,7 +37,7 @@ def _here(
     if where not in ("tpu", "gpu"):
         if call.settings.backward != "xla":
             _say_once(where)
-        return blockwise.attend(q, k, v, call, scene, extras)
+        return blockwise.local(q, k, v, call, scene, extras)
     if where == "tpu" and shipped_for_tpu(call):
         return _tpu(q, k, v, call, scene, extras)
     if where == "gpu" and shipped_for_gpu(call):
@@ -63,7 +63,8 @@ def shipped_for_gpu(call: Call) -> bool:
     """Whether `jax.experimental.pallas.ops.gpu.attention` can: its segments are those of queries
     and keys at once, so it cannot hide a key whose own query sees others.
     """
-    return _plain(call) and call.queries == call.keys and not (call.padded or call.bias)
+    same = call.queries == call.keys and (call.aligned or not call.packed)
+    return _plain(call) and same and not (call.padded or call.bias)
 
 
 def _plain(call: Call) -> bool:
@@ -80,8 +81,7 @@ def _tpu(q: Any, k: Any, v: Any, call: Call, scene: Scene, extras: Extras) -> ja
 
     B, T, N, _ = q.shape
     S = k.shape[1]
-    if scene.keep is not None:
-        k, v = (jnp.where(scene.keep[:, :, None, None], x, 0) for x in (k, v))
+    k, v = without_unseen(k, v, call.mask, scene)
     # The kernel adds biases before it scales.
     q = (q.astype(jnp.float32) * call.scale).astype(q.dtype)
     sizes = _sizes(call, T, S)
@@ -89,13 +89,16 @@ def _tpu(q: Any, k: Any, v: Any, call: Call, scene: Scene, extras: Extras) -> ja
     major = [jnp.swapaxes(pad(_heads(x, N), n, 1), 1, 2) for x, n in ((q, tq), (k, tk), (v, tk))]
     bias = extras.bias
     if bias is not None:
-        whole = jnp.broadcast_to(bias, (B, N, T, S)).astype(jnp.float32)
+        whole: Any = jnp.broadcast_to(bias, (B, N, T, S)).astype(jnp.float32)
         bias = pad(pad(whole, tq, 2), tk, 3)
-    mine, theirs = segment_ids(scene, B, T, S)
-    out = kernel.flash_attention(
+    ids = None
+    if scene.keep is not None or scene.q_segments is not None or not call.mask.causal:
+        mine, theirs = segment_ids(scene, B, T, S)
+        ids = kernel.SegmentIds(pad(mine, tq, 1), pad(theirs, tk, 1, NOBODY))
+    out: Any = kernel.flash_attention(
         *major,
         ab=bias,
-        segment_ids=kernel.SegmentIds(pad(mine, tq, 1), pad(theirs, tk, 1, NOBODY)),
+        segment_ids=ids,
         causal=call.mask.causal,
         block_sizes=kernel.BlockSizes(**sizes),
     )
@@ -132,7 +135,9 @@ def _gpu(q: Any, k: Any, v: Any, call: Call, scene: Scene) -> jax.Array:
     ids = None
     if scene.q_segments is not None or (q.shape[1] != T and not call.mask.causal):
         ids = pad(segment_ids(scene, B, T, T)[0], rows, 1, NOBODY)
-    out = kernel.mha(q, k, v, ids, sm_scale=call.scale, causal=call.mask.causal, block_sizes=sizes)
+    out: Any = kernel.mha(
+        q, k, v, ids, sm_scale=call.scale, causal=call.mask.causal, block_sizes=sizes
+    )
     return out[:, :T, :, :H]
 
 
@@ -142,11 +147,15 @@ def _heads(x: jax.Array, heads: int) -> jax.Array:
 
 
 def refuse(call: Call) -> str | None:
-    if call.platform == "cpu":
-        return blockwise.refuse(call)
+    if call.platform not in ("tpu", "gpu"):
+        return None
     if call.platform == "tpu" and shipped_for_tpu(call) and not call.dropout:
         return None
     return pallas_flash.refuse(call)
 
 
-register(Mechanism("flash", attend, refuse, prefer=lambda call: 3 if call.platform == "tpu" else 0))
+def prefer(call: Call) -> int:
+    return 3 if call.platform == "tpu" and shipped_for_tpu(call) else 0
+
+
+register(Mechanism("flash", attend, refuse, prefer))

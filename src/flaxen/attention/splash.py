@@ -2,7 +2,7 @@
 
 B batch, T queries, S keys, N heads, K kv_heads, H head_dim. Its masks are known when it is
 compiled; where positions are known only as it runs (a query to a cache, a sequence cut over
-devices), our own kernel takes the call. Off TPUs it is interpreted.
+devices), and on GPUs, our own kernel takes the call. On a CPU it is interpreted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from flaxen.attention import pallas_flash
-from flaxen.attention.call import NOTHING, Call, Extras, Mask, Scene
+from flaxen.attention.call import NOTHING, Call, Extras, Mask, Scene, without_unseen
 from flaxen.attention.choose import Mechanism, register
 from flaxen.attention.flash_grid import NOBODY, pad, segment_ids
 from flaxen.attention.settings import Blocks
@@ -36,10 +36,9 @@ def attend(
 def _here(
     q: jax.Array, k: jax.Array, v: jax.Array, call: Call, scene: Scene, extras: Extras = NOTHING, /
 ) -> jax.Array:
-    if not static(call):
+    if platform() == "gpu" or not static(call):
         return pallas_flash.kernel(q, k, v, call, scene, extras)
-    if scene.keep is not None:
-        k, v = (jnp.where(scene.keep[:, :, None, None], x, 0) for x in (k, v))
+    k, v = without_unseen(k, v, call.mask, scene)
     T, N, S = *q.shape[1:3], k.shape[1]
     tq, tk = tiles(call.settings.blocks, T, S)
     # The kernel does not scale.
@@ -71,7 +70,7 @@ def tiles(blocks: Blocks, queries: int, keys: int) -> tuple[int, int]:
     )
 
 
-def _sizes(blocks: Blocks, queries: int, keys: int) -> dict[str, int]:
+def _sizes(blocks: Blocks, queries: int, keys: int) -> dict[str, Any]:
     """Block sizes under the kernel's names: whole lanes, and no longer than the sequence."""
     whole = lambda n: -(-n // LANES) * LANES
     q = lambda name: whole(min(blocks.get(name), queries))
