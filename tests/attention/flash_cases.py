@@ -90,11 +90,12 @@ def compare(
         return out, pull(grad) if gradients else None
 
     out, grads = jax.block_until_ready(jax.jit(run)(q, k, v, c.extras, grad))
-    want = reference.attention(q, k, v, c.call, c.scene, c.extras)
+    scene = jax.tree.map(np.asarray, c.scene)  # looked up one pair at a time
+    want = reference.attention(q, k, v, c.call, scene, c.extras)
     np.testing.assert_allclose(np.asarray(out, np.float64), want, atol=atol, rtol=atol)
     if grads is None:
         return
-    want = reference.gradients(q, k, v, c.call, c.scene, grad, c.extras)
+    want = reference.gradients(q, k, v, c.call, scene, grad, c.extras)
     got = dict(zip("qkv", grads[:3], strict=True))
     got |= {n: x for n in ("slopes", "sinks") if (x := getattr(grads[3], n)) is not None}
     for part, x in got.items():

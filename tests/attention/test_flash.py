@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -21,15 +20,14 @@ RIGHT = np.arange(70)[None] < np.array([[70], [41]])
 SLOPES, SINKS = [0.5, 0.25, 0.1, 0.05], [0.5, -1, 2, 0]
 CASES = {
     "129 in tiles of 64": case(T=129, batch=1),
-    "127 in blocks of 128": case(T=127, batch=1, K=1, settings=AttentionSettings()),
     "all at once": case(
         mask=Mask(window=30), keep=LEFT, segments=DOCUMENTS, softcap=2.0, sinks=SINKS,
         slopes=SLOPES, Hv=5,
     ),
-    "chunks": case(mask=Mask(chunk=24), K=4),
+    "chunks, 127 in blocks of 128": case(
+        T=127, batch=1, K=1, mask=Mask(chunk=24), settings=AttentionSettings()
+    ),
     "window both ways": case(mask=Mask(causal=False, window=9), keep=RIGHT),
-    "prefix": case(mask=Mask(prefix=True, window=20), prefix=[33, 0]),
-    "other keys": case(T=7, S=45, first=0, mask=Mask(causal=False)),
     "a window over a cache": case(
         T=5, S=40, first=17, mask=Mask(window=6), nan_keys=[*range(12), *range(22, 40)]
     ),
@@ -44,10 +42,19 @@ def test_our_kernel_equals_float64(name):
     compare("pallas_flash", CASES[name])
 
 
-def test_one_query_to_a_cache_with_unused_slots():
-    keep = [[True] * 18 + [False] * 22] * 2
-    one = case(T=1, S=40, first=17, keep=keep, nan_keys=range(18, 40))
-    compare("pallas_flash", one, gradients=False)
+FORWARD = {
+    "one query to a cache with unused slots": case(
+        T=1, S=40, first=17, keep=[[True] * 18 + [False] * 22] * 2, nan_keys=range(18, 40)
+    ),
+    "one token": case(T=1, K=4),
+    "prefix": case(mask=Mask(prefix=True, window=20), prefix=[33, 0]),
+    "other keys": case(T=7, S=45, first=0, mask=Mask(causal=False)),
+}
+
+
+@pytest.mark.parametrize("name", FORWARD)
+def test_our_forward_pass_equals_float64(name):
+    compare("pallas_flash", FORWARD[name], gradients=False)
 
 
 def test_16_bit_floats_are_close():

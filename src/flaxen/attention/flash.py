@@ -1,8 +1,8 @@
 """Flash attention by the kernel that jax ships for the hardware, where that can do what is asked.
 
 B batch, T queries, S keys, N heads, K kv_heads, H head_dim. What a shipped kernel cannot do goes to
-our own (`pallas_flash`). Without such hardware the same computation runs in plain products
-(`blockwise`), for an interpreted kernel compiles and runs many times slower.
+our own (`pallas_flash`); what that cannot do either (bias, dropout), and all calls on a CPU, to the
+same computation in plain products (`blockwise`).
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ def _here(
 ) -> jax.Array:
     where = platform()
     if where not in ("tpu", "gpu"):
+        # Plain products, for an interpreted kernel takes many times as long.
         if call.settings.backward != "xla":
             _say_once(where)
         return blockwise.local(q, k, v, call, scene, extras)
@@ -42,7 +43,8 @@ def _here(
         return _tpu(q, k, v, call, scene, extras)
     if where == "gpu" and shipped_for_gpu(call):
         return _gpu(q, k, v, call, scene)
-    return pallas_flash.kernel(q, k, v, call, scene, extras)
+    ours = blockwise.local if call.bias or call.dropout else pallas_flash.kernel
+    return ours(q, k, v, call, scene, extras)
 
 
 @functools.cache
@@ -71,9 +73,8 @@ def _plain(call: Call) -> bool:
     mask = call.mask
     odd = mask.window or mask.chunk or mask.prefix or call.softcap or call.sinks or call.alibi
     known = call.aligned or not mask.causal
-    return (
-        not odd and known and call.head_dim == call.v_head_dim and call.settings.backward != "xla"
-    )
+    kernels = call.settings.backward != "xla" and not call.dropout
+    return kernels and known and not odd and call.head_dim == call.v_head_dim
 
 
 def _tpu(q: Any, k: Any, v: Any, call: Call, scene: Scene, extras: Extras) -> jax.Array:
@@ -103,7 +104,7 @@ def _tpu(q: Any, k: Any, v: Any, call: Call, scene: Scene, extras: Extras) -> ja
         block_sizes=kernel.BlockSizes(**sizes),
     )
     out = jnp.swapaxes(out, 1, 2)[:, :T]
-    if scene.keep is None:
+    if ids is None:
         return out
     return jnp.where(visible(call.mask, scene).any(axis=-1)[:, :, None, None], out, 0)
 
@@ -146,16 +147,8 @@ def _heads(x: jax.Array, heads: int) -> jax.Array:
     return jnp.repeat(x, heads // x.shape[2], axis=2)
 
 
-def refuse(call: Call) -> str | None:
-    if call.platform not in ("tpu", "gpu"):
-        return None
-    if call.platform == "tpu" and shipped_for_tpu(call) and not call.dropout:
-        return None
-    return pallas_flash.refuse(call)
-
-
 def prefer(call: Call) -> int:
     return 3 if call.platform == "tpu" and shipped_for_tpu(call) else 0
 
 
-register(Mechanism("flash", attend, refuse, prefer))
+register(Mechanism("flash", attend, refuse=lambda call: None, prefer=prefer))
