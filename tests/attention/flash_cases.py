@@ -39,18 +39,20 @@ def case(
     T: int = 70, S: int | None = None, N: int = 4, K: int = 2, H: int = 8, Hv: int | None = None,
     mask: Mask | None = None, keep: Any = None, segments: Any = None, prefix: Any = None,
     first: int | None = None, slopes: Any = None, sinks: Any = None, softcap: float | None = None,
-    settings: AttentionSettings = SMALL, nan_keys: Any = None, batch: int = 2, packed: Any = None,
+    settings: AttentionSettings = SMALL, nan_keys: Any = None, batch: int = 2, shift: int = 0,
 ) -> Case:  # fmt: skip
-    """`first` is the slot of the first query where queries do not stand at their keys."""
+    """`first` is the slot of the first query where queries do not stand at their keys; `shift` is
+    how far slots lie before what padding on the left makes of them.
+    """
     S, aligned = S or T, first is None
     array = lambda x, dtype: None if x is None else jnp.array(x, dtype)
     segments = array(segments, jnp.int32)
     scene = Scene(
-        q_slots=jnp.arange(T) + (first or 0),
-        k_slots=jnp.arange(S),
+        q_slots=jnp.arange(T) + (first or 0) - shift,
+        k_slots=jnp.arange(S) - shift,
         keep=array(keep, bool),
         q_segments=segments,
-        k_segments=segments if packed is None else array(packed, jnp.int32),
+        k_segments=segments,
         prefix=array(prefix, jnp.int32),
         aligned=aligned,
     )

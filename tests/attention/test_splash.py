@@ -20,7 +20,7 @@ CASES = {
         T=40, mask=Mask(window=12), keep=KEEP, segments=DOCUMENTS, softcap=2.0,
         sinks=[0.5, -1, 2, 0], settings=PLAIN,
     ),
-    "chunks": case(T=40, N=2, K=2, mask=Mask(chunk=16), Hv=5, settings=PLAIN),
+    "chunks": case(T=40, N=2, K=2, mask=Mask(chunk=16), Hv=5, shift=5, settings=PLAIN),
     "other keys": case(T=7, S=45, N=2, K=1, first=0, mask=Mask(causal=False), settings=PLAIN),
     "window both ways": case(T=40, N=2, K=1, mask=Mask(causal=False, window=9), settings=PLAIN),
 }  # fmt: skip

@@ -4,20 +4,29 @@ was chosen.
 
 from flaxen.attention import (  # noqa: F401  (each registers itself)
     blockwise,
+    cudnn,
     flash,
     pallas_flash,
     sdpa,
+    sharded_vanilla,
     splash,
     tokamax,
     vanilla,
 )
 from flaxen.attention.call import NOTHING, Call, Extras, Mask, Scene, visible
 from flaxen.attention.choose import MECHANISMS, Mechanism, choose, explain, known, register
+from flaxen.attention.interface import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    from_hf_function,
+)
 from flaxen.attention.settings import AttentionSettings, Blocks, Specs
 
 __all__ = [
     "MECHANISMS",
     "NOTHING",
+    "AttentionInterface",
+    "AttentionMaskInterface",
     "AttentionSettings",
     "Blocks",
     "Call",
@@ -28,6 +37,7 @@ __all__ = [
     "Specs",
     "choose",
     "explain",
+    "from_hf_function",
     "known",
     "register",
     "visible",

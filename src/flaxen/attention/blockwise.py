@@ -1,7 +1,7 @@
 """Exact attention in memory that grows with the length, not with its square.
 
-Blocks of queries, one after another; hidden halves are never computed. The backward pass computes
-scores again from the denominators of the softmax.
+Blocks of queries, one after another; hidden halves are never computed. What is large is computed
+again in the backward pass, from the denominators of the softmax.
 
 B batch, K kv_heads, G group, T queries, S keys, H head_dim.
 """
@@ -19,7 +19,7 @@ from flaxen.attention.blockwise_backward import gradients
 from flaxen.attention.call import NOTHING, Call, Extras, Scene, without_unseen
 from flaxen.attention.choose import Mechanism, register
 from flaxen.attention.shards import per_shard
-from flaxen.attention.tiles import Tile, cut, looped, over_keys, over_queries, padded, remembered
+from flaxen.attention.tiles import Tile, cut, looped, over_keys, over_queries, padded, query_block
 from flaxen.core.dot import arithmetic
 
 
@@ -38,9 +38,9 @@ def local(
     k, v = without_unseen(k, v, call.mask, scene)
     if looped(call):
         q, k, v, call, scene, extras = _whole_blocks(q, k, v, call, scene, extras)
-    major = (jnp.swapaxes(x, 1, 2) for x in (k, v))
-    attend = _remembering if remembered(call) else _recomputing
-    out = attend(call, online.grouped(q, call.kv_heads), *major, extras, scene)
+    k, v = jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)
+    attend = _recomputing if looped(call) else _remembering
+    out = attend(call, online.grouped(q, call.kv_heads), k, v, extras, scene)
     return online.flat(out)[:, :length]
 
 
@@ -89,18 +89,18 @@ _recomputing.defvjp(_forward, gradients)
 def _whole_blocks(
     q: jax.Array, k: jax.Array, v: jax.Array, call: Call, scene: Scene, extras: Extras
 ) -> tuple[jax.Array, jax.Array, jax.Array, Call, Scene, Extras]:
-    """Lengths that divide into blocks: more queries, whose results nobody reads, and more keys, that
-    nobody sees.
+    """Lengths that divide into blocks: more queries, whose results nobody reads, and more keys,
+    which nobody sees.
     """
-    blocks = call.settings.blocks
-    queries = lambda x, axis: padded(x, blocks.q, axis)
-    keys = lambda x, axis: padded(x, blocks.k, axis)
+    block = call.settings.blocks.k
+    queries = lambda x, axis: padded(x, query_block(call), axis)
+    keys = lambda x, axis: padded(x, block, axis)
     keep = jnp.ones((1, call.keys), bool) if scene.keep is None else scene.keep
     scene = dataclasses.replace(
         scene,
         q_slots=queries(scene.q_slots, -1),
         k_slots=keys(scene.k_slots, -1),
-        keep=scene.keep if call.keys % blocks.k == 0 else keys(keep, 1),
+        keep=scene.keep if call.keys % block == 0 else keys(keep, 1),
         q_segments=queries(scene.q_segments, 1),
         k_segments=keys(scene.k_segments, 1),
     )

@@ -27,15 +27,17 @@ def gradients(call: Call, saved: Any, grad: jax.Array) -> tuple[Any, ...]:
     zeros = lambda x: jnp.zeros(x.shape, jnp.promote_types(x.dtype, wide))
 
     def block(carry: Any, first: Any, count: int) -> Any:
-        mine = [cut(x, first, count, 3) for x in (q, grad, lse, mean)]
+        mine, of_result, logs, means = (cut(x, first, count, 3) for x in (q, grad, lse, mean))
 
         def more(now: Any, tile: Tile) -> Any:
             (dk, dv, dextras), dq = now
             step_q, step_k, step_v, ds = online.block_gradients(
-                mine[0],
+                mine,
                 cut(k, tile.k, tile.keys, 2),
                 cut(v, tile.k, tile.keys, 2),
-                *mine[1:],
+                of_result,
+                logs,
+                means,
                 tile.terms(call, scene, extras),
                 scale=call.scale,
                 softcap=call.softcap,
@@ -45,7 +47,7 @@ def gradients(call: Call, saved: Any, grad: jax.Array) -> tuple[Any, ...]:
             dextras = _of_extras(dextras, ds, online.distance(tile.scene(scene)), tile)
             return (dk, dv, dextras), dq + step_q
 
-        start = carry, jnp.zeros(mine[0].shape, wide)
+        start = carry, jnp.zeros(mine.shape, wide)
         return over_keys(call, more, start, first, count)
 
     carry = zeros(k), zeros(v), jax.tree.map(zeros, differentiable)
@@ -65,11 +67,11 @@ def _add(total: jax.Array, part: jax.Array, at: Any) -> jax.Array:
 
 def _of_extras(now: Extras, ds: jax.Array, distance: jax.Array, tile: Tile) -> Extras:
     """The gradients of bias and slopes with those of one tile's scores, ds (B, K, G, T, S)."""
+    heads = ds.reshape(ds.shape[0], -1, *ds.shape[3:])
     if now.slopes is not None:
-        slopes = now.slopes - jnp.sum(ds * distance, axis=(0, 3, 4)).reshape(-1)
+        slopes = now.slopes - jnp.sum(heads * distance, axis=(0, 2, 3))
         now = dataclasses.replace(now, slopes=slopes)
     if now.bias is not None:
-        heads = ds.reshape(ds.shape[0], -1, *ds.shape[3:])
         once = tuple(axis for axis in (0, 1) if now.bias.shape[axis] == 1)
         part = jnp.sum(heads, axis=once, keepdims=True)
         bias = jax.lax.dynamic_update_slice(now.bias, part, (0, 0, tile.q, tile.k))

@@ -6,8 +6,6 @@ into rows, (B, K, G*T, H), so that grouped attention is plain batched products.
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
@@ -137,21 +135,31 @@ def score_terms(mask: Mask, scene: Scene, extras: Extras, kv_heads: int) -> jax.
     """What is added to the scores, broadcasting to (B, K, G, T, S): bias, ALiBi, and -inf where a
     query does not see a key.
     """
-    see = visible(mask, scene)
-    total: Any = jnp.where(see, 0.0, -jnp.inf)[:, None, None]
-    if extras.bias is not None:
-        bias = extras.bias
-        heads = (kv_heads, -1) if bias.shape[1] > 1 else (1, 1)
-        total = total + bias.reshape(bias.shape[0], *heads, *bias.shape[2:])
-    if extras.slopes is not None:
-        total = total - extras.slopes.reshape(kv_heads, -1, 1, 1) * distance(scene)
-    return total
+    hidden = jnp.where(visible(mask, scene), 0.0, -jnp.inf)[:, None, None]
+    bias = score_bias(scene, extras)
+    if bias is None:
+        return hidden
+    split = (kv_heads, -1) if bias.shape[1] > 1 else (1, 1)
+    return hidden + bias.reshape(bias.shape[0], *split, *bias.shape[2:])
+
+
+def score_bias(scene: Scene, extras: Extras) -> jax.Array | None:
+    """Bias and ALiBi together, (B or 1, N or 1, T, S), if there are any."""
+    if extras.slopes is None:
+        return extras.bias
+    alibi = -extras.slopes[:, None, None] * distance(scene)
+    return alibi if extras.bias is None else extras.bias + alibi
 
 
 def distance(scene: Scene) -> jax.Array:
-    """(B or 1, 1, 1, T, S): how far apart queries and keys stand."""
+    """(B or 1, 1, T, S): how far apart queries and keys stand."""
     far = abs(scene.q_slots[..., :, None] - scene.k_slots[..., None, :])
-    return (far if far.ndim == 3 else far[None])[:, None, None]
+    return (far if far.ndim == 3 else far[None])[:, None]
+
+
+def dropout_factors(key: jax.Array, rate: float, shape: tuple[int, ...]) -> jax.Array:
+    """0 for what is dropped, and for the rest what makes up for it."""
+    return jnp.where(jax.random.bernoulli(key, 1 - rate, shape), 1 / (1 - rate), 0)
 
 
 def grouped(q: jax.Array, kv_heads: int) -> jax.Array:

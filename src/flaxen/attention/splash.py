@@ -7,6 +7,7 @@ devices), and on GPUs, our own kernel takes the call. On a CPU it is interpreted
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from typing import Any
@@ -56,7 +57,7 @@ def _here(
 def static(call: Call) -> bool:
     """Whether what a query sees, hidden keys aside, is known when the kernel is compiled."""
     mask = call.mask
-    if call.alibi or mask.prefix or (mask.chunk and (mask.window or not mask.causal)):
+    if call.alibi or mask.prefix or (mask.chunk and call.packed):
         return False
     return call.aligned or not (mask.causal or mask.window or mask.chunk)
 
@@ -99,11 +100,11 @@ def _kernel(
 
     tq, tk = tiles(blocks, queries, keys)
     shape = (-(-queries // tq) * tq, -(-keys // tk) * tk)
-    if mask.chunk:
-        seen: Any = masks.ChunkedCausalMask(shape, mask.chunk)
-    elif mask.window:
-        size = (mask.window - 1, 0) if mask.causal else (mask.window, mask.window)
-        seen = masks.LocalMask(shape, size, offset=0)
+    if mask.window or mask.chunk:
+        # A chunk is no longer than it is; where it begins, segments tell.
+        back = min(mask.window - mask.causal if mask.window else keys, (mask.chunk or keys) - 1)
+        ahead = 0 if mask.causal else min(mask.window or keys, (mask.chunk or keys) - 1)
+        seen: Any = masks.LocalMask(shape, (back, ahead), offset=0)
     else:
         seen = masks.CausalMask(shape) if mask.causal else masks.FullMask(shape)
     with jax.ensure_compile_time_eval():
@@ -123,9 +124,14 @@ def _ids(call: Call, scene: Scene, q: tuple[int, ...], k: tuple[int, ...]) -> An
     """
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
 
-    keys = scene.k_slots.shape[-1]
-    if scene.keep is None and scene.q_segments is None and (call.mask.causal or keys == k[2]):
+    keys, chunk = scene.k_slots.shape[-1], call.mask.chunk
+    hides = scene.keep is not None or scene.q_segments is not None or chunk
+    if not hides and (call.mask.causal or keys == k[2]):
         return None
+    if chunk:
+        pieces = lambda x: jnp.broadcast_to(x // chunk, (q[0], x.shape[-1]))
+        mine, theirs = pieces(scene.q_slots), pieces(scene.k_slots)
+        scene = dataclasses.replace(scene, q_segments=mine, k_segments=theirs)
     mine, theirs = segment_ids(scene, q[0], call.queries, keys)
     return kernel.SegmentIds(pad(mine, q[2], 1), pad(theirs, k[2], 1, NOBODY))
 
