@@ -87,8 +87,10 @@ def compare(
     assert MECHANISMS[name].refuse(call) is None
 
     def run(q: Any, k: Any, v: Any, extras: Extras, grad: Any) -> Any:
-        attend = lambda *args: MECHANISMS[name].attend(*args[:3], call, c.scene, args[3])
-        out, pull = jax.vjp(attend, q, k, v, extras)
+        attend = MECHANISMS[name].attend
+        out, pull = jax.vjp(
+            lambda q, k, v, extras: attend(q, k, v, call, c.scene, extras), q, k, v, extras
+        )
         return out, pull(grad) if gradients else None
 
     out, grads = jax.block_until_ready(jax.jit(run)(q, k, v, c.extras, grad))

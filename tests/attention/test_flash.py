@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -82,7 +83,7 @@ def test_no_block_is_skipped_that_holds_something_to_see(changes):
     see = flash_tile.see(
         plan.mask, flash_tile.Marks(rows, 0, rows // 24), flash_tile.Marks(slots, 0, slots // 24)
     )
-    tiles = np.asarray(see).reshape(T * G // bq, bq, T // bk, bk).any((1, 3))
+    tiles: Any = np.asarray(see).reshape(T * G // bq, bq, T // bk, bk).any((1, 3))
     spare = 1 + ("chunk" in changes) * 2 * 24 // bk
     for span, table in ((flash_tile.keys_of, tiles), (flash_tile.rows_of, tiles.T)):
         for i, wanted in enumerate(table):

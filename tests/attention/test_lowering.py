@@ -32,8 +32,8 @@ def lowered(name: str, platform: str) -> str:
         pytest.skip(f"refuses: {reason}")
 
     def run(q: Any, k: Any, v: Any) -> Any:
-        attend = lambda *args: MECHANISMS[name].attend(*args, call, c.scene)
-        out, pull = jax.vjp(attend, q, k, v)
+        attend = MECHANISMS[name].attend
+        out, pull = jax.vjp(lambda q, k, v: attend(q, k, v, call, c.scene), q, k, v)
         return out, pull(out)
 
     with compiling_for(platform):

@@ -145,7 +145,7 @@ def _reach(mask: Mask) -> tuple[int, int]:
 
 
 def _span(plan: Plan, first: Any, last: Any, back: int, ahead: int) -> tuple[Any, Any]:
-    """The first and the last key (or query) that queries (or keys) `first` to `last` are tied to."""
+    """The first and the last key that queries `first` to `last` are tied to, or the other way."""
     if not plan.aligned or plan.mask.prefix:
         return first * 0, last * 0 + FAR
     return jax.lax.max(first - back, 0), last + ahead
