@@ -13,7 +13,7 @@ from attention.flash_cases import case
 from flaxen.attention import MECHANISMS, AttentionSettings
 from flaxen.core.platform import compiling_for
 
-CANNOT: dict[tuple[str, str], str] = {}
+CANNOT = {("cudnn", "gpu"): "cuDNN is not detected"}
 """(mechanism, platform): a part of the error that stands in the way."""
 
 KERNELS = {
