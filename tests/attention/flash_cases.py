@@ -10,7 +10,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flaxen.attention import MECHANISMS, AttentionSettings, Blocks, Call, Extras, Mask, Scene
+from flaxen.attention import (
+    MECHANISMS,
+    NOTHING,
+    AttentionSettings,
+    Blocks,
+    Call,
+    Extras,
+    Mask,
+    Scene,
+)
 
 SMALL = AttentionSettings(blocks=Blocks(q=32, k=32, k_major=64, q_major_dkv=64))
 
@@ -21,7 +30,7 @@ class Case:
 
     call: Call
     scene: Scene
-    extras: Extras = Extras()
+    extras: Extras = NOTHING
     nan_keys: Any = None
     batch: int = 2
 
@@ -30,18 +39,20 @@ def case(
     T: int = 70, S: int | None = None, N: int = 4, K: int = 2, H: int = 8, Hv: int | None = None,
     mask: Mask | None = None, keep: Any = None, segments: Any = None, prefix: Any = None,
     first: int | None = None, slopes: Any = None, sinks: Any = None, softcap: float | None = None,
-    settings: AttentionSettings = SMALL, nan_keys: Any = None, batch: int = 2, packed: Any = None,
+    settings: AttentionSettings = SMALL, nan_keys: Any = None, batch: int = 2, shift: int = 0,
 ) -> Case:  # fmt: skip
-    """`first` is the slot of the first query where queries do not stand at their keys."""
+    """`first` is the slot of the first query where queries do not stand at their keys; `shift` is
+    how far slots lie before what padding on the left makes of them.
+    """
     S, aligned = S or T, first is None
     array = lambda x, dtype: None if x is None else jnp.array(x, dtype)
     segments = array(segments, jnp.int32)
     scene = Scene(
-        q_slots=jnp.arange(T) + (first or 0),
-        k_slots=jnp.arange(S),
+        q_slots=jnp.arange(T) + (first or 0) - shift,
+        k_slots=jnp.arange(S) - shift,
         keep=array(keep, bool),
         q_segments=segments,
-        k_segments=segments if packed is None else array(packed, jnp.int32),
+        k_segments=segments,
         prefix=array(prefix, jnp.int32),
         aligned=aligned,
     )
@@ -76,16 +87,19 @@ def compare(
     assert MECHANISMS[name].refuse(call) is None
 
     def run(q: Any, k: Any, v: Any, extras: Extras, grad: Any) -> Any:
-        attend = lambda *args: MECHANISMS[name].attend(*args[:3], call, c.scene, args[3])
-        out, pull = jax.vjp(attend, q, k, v, extras)
+        attend = MECHANISMS[name].attend
+        out, pull = jax.vjp(
+            lambda q, k, v, extras: attend(q, k, v, call, c.scene, extras), q, k, v, extras
+        )
         return out, pull(grad) if gradients else None
 
     out, grads = jax.block_until_ready(jax.jit(run)(q, k, v, c.extras, grad))
-    want = reference.attention(q, k, v, c.call, c.scene, c.extras)
+    scene = jax.tree.map(np.asarray, c.scene)  # looked up one pair at a time
+    want = reference.attention(q, k, v, c.call, scene, c.extras)
     np.testing.assert_allclose(np.asarray(out, np.float64), want, atol=atol, rtol=atol)
     if grads is None:
         return
-    want = reference.gradients(q, k, v, c.call, c.scene, grad, c.extras)
+    want = reference.gradients(q, k, v, c.call, scene, grad, c.extras)
     got = dict(zip("qkv", grads[:3], strict=True))
     got |= {n: x for n in ("slopes", "sinks") if (x := getattr(grads[3], n)) is not None}
     for part, x in got.items():

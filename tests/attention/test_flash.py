@@ -2,58 +2,132 @@
 
 from __future__ import annotations
 
+import dataclasses
+import logging
+from typing import Any
+
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention.flash_cases import case, compare
+from attention.flash_cases import SMALL, arrays, case, compare
 
-from flaxen.attention import AttentionSettings, Mask
+from flaxen.attention import MECHANISMS, AttentionSettings, Mask, flash, flash_tile
+from flaxen.core.platform import compiling_for
+from flaxen.shard import make_mesh, placement_on
 
-rng = np.random.default_rng(5)
 DOCUMENTS = np.repeat([[0, 1, 2], [5, 5, 6]], [20, 30, 20], axis=1)
 LEFT = np.arange(70)[None] >= np.array([[9], [0]])
 RIGHT = np.arange(70)[None] < np.array([[70], [41]])
+SLOPES, SINKS = [0.5, 0.25, 0.1, 0.05], [0.5, -1, 2, 0]
 CASES = {
-    "causal": case(),
-    "one token": case(T=1),
-    "127": case(T=127, batch=1),
-    "128": case(T=128, batch=1),
-    "129, default blocks": case(T=129, batch=1, settings=AttentionSettings()),
-    "one key head": case(K=1),
-    "as many key heads": case(K=4),
-    "window": case(mask=Mask(window=11)),
-    "window both ways": case(mask=Mask(causal=False, window=9)),
-    "chunks": case(mask=Mask(chunk=24)),
-    "chunks both ways": case(mask=Mask(causal=False, chunk=24)),
-    "prefix": case(mask=Mask(prefix=True, window=20), prefix=[33, 0]),
-    "bidirectional": case(mask=Mask(causal=False)),
-    "left padding": case(keep=LEFT),
-    "right padding": case(keep=RIGHT),
-    "packed": case(segments=DOCUMENTS),
-    "softcap": case(softcap=1.5),
-    "sinks": case(sinks=[0.5, -1, 2, 0]),
-    "sinks where a row sees nothing": case(sinks=[0.5, -1, 2, 0], keep=LEFT),
-    "alibi": case(slopes=[0.5, 0.25, 0.1, 0.05]),
-    "narrower values": case(Hv=5),
-    "everything": case(
-        mask=Mask(window=30),
-        keep=LEFT,
-        segments=DOCUMENTS,
-        softcap=2.0,
-        sinks=[0.5, -1, 2, 0],
-        slopes=[0.5, 0.25, 0.1, 0.05],
-        Hv=5,
+    "129 in tiles of 64": case(T=129, batch=1),
+    "all at once": case(
+        mask=Mask(window=30), keep=LEFT, segments=DOCUMENTS, softcap=2.0, sinks=SINKS,
+        slopes=SLOPES, Hv=5,
     ),
-    "one query to a cache": case(
-        T=1, S=40, first=17, keep=[[True] * 25 + [False] * 15] * 2, nan_keys=range(18, 40)
+    "chunks, 127 in blocks of 128": case(
+        T=127, batch=1, K=1, mask=Mask(chunk=24), shift=5, settings=AttentionSettings()
     ),
-    "some queries to a cache": case(T=5, S=40, first=17, nan_keys=range(22, 40)),
+    "window both ways": case(mask=Mask(causal=False, window=9), keep=RIGHT),
     "a window over a cache": case(
         T=5, S=40, first=17, mask=Mask(window=6), nan_keys=[*range(12), *range(22, 40)]
     ),
-    "other keys": case(T=7, S=45, first=0, mask=Mask(causal=False)),
-}
+    "recomputed by XLA": case(
+        sinks=SINKS, slopes=SLOPES, settings=dataclasses.replace(SMALL, backward="xla")
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_our_kernel_equals_float64(name):
     compare("pallas_flash", CASES[name])
+
+
+FORWARD = {
+    "one query to a cache with unused slots": case(
+        T=1, S=40, first=17, keep=[[True] * 18 + [False] * 22] * 2, nan_keys=range(18, 40)
+    ),
+    "one token": case(T=1, K=4),
+    "prefix": case(mask=Mask(prefix=True, window=20), prefix=[33, 0]),
+    "other keys": case(T=7, S=45, first=0, mask=Mask(causal=False)),
+}
+
+
+@pytest.mark.parametrize("name", FORWARD)
+def test_our_forward_pass_equals_float64(name):
+    compare("pallas_flash", FORWARD[name], gradients=False)
+
+
+def test_16_bit_floats_are_close():
+    compare("pallas_flash", case(T=40), atol=2e-2, dtype=jnp.bfloat16)
+
+
+@pytest.mark.parametrize("mesh", ["dp=8", "tp=4", "sp=2,tp=2,fsdp=2"])
+def test_each_device_works_on_its_own_rows_heads_and_queries(mesh):
+    c = case(T=40, batch=8)
+    placement = placement_on(make_mesh(mesh))
+    on_mesh = dataclasses.replace(c, call=dataclasses.replace(c.call, placement=placement))
+    compare("pallas_flash", on_mesh, gradients=mesh.startswith("sp"))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"window": 11}, {"causal": False, "window": 5}, {"chunk": 24}, {"window": 9, "chunk": 24}],
+    ids=str,
+)
+def test_no_block_is_skipped_that_holds_something_to_see(changes):
+    T, G, bq, bk = 96, 2, 16, 8
+    plan = flash_tile.Plan(Mask(**changes), 1.0, None, G, True, SMALL.blocks, "cpu")
+    slots = np.arange(T) - 5  # as after five tokens of padding
+    rows = np.repeat(slots, G)[:, None]
+    see = flash_tile.see(
+        plan.mask, flash_tile.Marks(rows, 0, rows // 24), flash_tile.Marks(slots, 0, slots // 24)
+    )
+    tiles: Any = np.asarray(see).reshape(T * G // bq, bq, T // bk, bk).any((1, 3))
+    spare = 1 + ("chunk" in changes) * 2 * 24 // bk
+    for span, table in ((flash_tile.keys_of, tiles), (flash_tile.rows_of, tiles.T)):
+        for i, wanted in enumerate(table):
+            low, high = (int(x) for x in span(plan, jnp.int32(i), bq, bk, len(wanted)))
+            where = np.flatnonzero(wanted)
+            assert low <= where.min()
+            assert where.max() < high
+            assert high - low <= len(where) + spare
+
+
+def test_the_shipped_kernel_for_tpus_gives_the_same_numbers():
+    from jax.experimental.pallas import tpu
+
+    c = case(T=20, H=16, N=2, K=1, keep=np.arange(20)[None] >= np.array([[3], [0]]))
+    assert flash.shipped_for_tpu(c.call)
+    with compiling_for("tpu"), tpu.force_tpu_interpret_mode():
+        compare("flash", c)
+
+
+def test_what_a_shipped_kernel_cannot_do_goes_to_ours():
+    for able in (flash.shipped_for_tpu, flash.shipped_for_gpu):
+        assert able(case().call)
+        for odd in (
+            case(softcap=2.0), case(mask=Mask(window=3)), case(sinks=SINKS), case(Hv=5),
+            case(T=5, S=40, first=17),
+        ):  # fmt: skip
+            assert not able(odd.call)
+
+
+def test_elsewhere_the_backward_pass_is_that_of_xla_and_it_is_said_once(caplog):
+    flash._say_once.cache_clear()
+    c = case(T=8)
+    q, k, v, _ = arrays(c)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            MECHANISMS["flash"].attend(q, k, v, c.call, c.scene)
+    assert len(caplog.records) == 1
+    assert "xla" in caplog.text.lower()
+
+
+def test_flash_elsewhere_equals_float64():
+    compare("flash", CASES["all at once"])
+
+
+def test_bias_is_refused_with_the_reason():
+    call = dataclasses.replace(case().call, bias=True)
+    assert "no bias" in (MECHANISMS["pallas_flash"].refuse(call) or "")

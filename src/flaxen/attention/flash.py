@@ -1,8 +1,8 @@
 """Flash attention by the kernel that jax ships for the hardware, where that can do what is asked.
 
 B batch, T queries, S keys, N heads, K kv_heads, H head_dim. What a shipped kernel cannot do goes to
-our own (`pallas_flash`). Without such hardware the same computation runs in plain products
-(`blockwise`), for an interpreted kernel compiles and runs many times slower.
+our own (`pallas_flash`); what that cannot do either (bias, dropout), and all calls on a CPU, to the
+same computation in plain products (`blockwise`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from flaxen.attention import blockwise, pallas_flash
-from flaxen.attention.call import NOTHING, Call, Extras, Scene, visible
+from flaxen.attention.call import NOTHING, Call, Extras, Scene, visible, without_unseen
 from flaxen.attention.choose import Mechanism, register
 from flaxen.attention.flash_grid import NOBODY, pad, power, segment_ids
 from flaxen.attention.shards import per_shard
@@ -35,14 +35,16 @@ def _here(
 ) -> jax.Array:
     where = platform()
     if where not in ("tpu", "gpu"):
+        # Plain products, for an interpreted kernel takes many times as long.
         if call.settings.backward != "xla":
             _say_once(where)
-        return blockwise.attend(q, k, v, call, scene, extras)
+        return blockwise.local(q, k, v, call, scene, extras)
     if where == "tpu" and shipped_for_tpu(call):
         return _tpu(q, k, v, call, scene, extras)
     if where == "gpu" and shipped_for_gpu(call):
         return _gpu(q, k, v, call, scene)
-    return pallas_flash.kernel(q, k, v, call, scene, extras)
+    ours = blockwise.local if call.bias or call.dropout else pallas_flash.kernel
+    return ours(q, k, v, call, scene, extras)
 
 
 @functools.cache
@@ -63,16 +65,16 @@ def shipped_for_gpu(call: Call) -> bool:
     """Whether `jax.experimental.pallas.ops.gpu.attention` can: its segments are those of queries
     and keys at once, so it cannot hide a key whose own query sees others.
     """
-    return _plain(call) and call.queries == call.keys and not (call.padded or call.bias)
+    same = call.queries == call.keys and (call.aligned or not call.packed)
+    return _plain(call) and same and not (call.padded or call.bias)
 
 
 def _plain(call: Call) -> bool:
     mask = call.mask
     odd = mask.window or mask.chunk or mask.prefix or call.softcap or call.sinks or call.alibi
     known = call.aligned or not mask.causal
-    return (
-        not odd and known and call.head_dim == call.v_head_dim and call.settings.backward != "xla"
-    )
+    kernels = call.settings.backward != "xla" and not call.dropout
+    return kernels and known and not odd and call.head_dim == call.v_head_dim
 
 
 def _tpu(q: Any, k: Any, v: Any, call: Call, scene: Scene, extras: Extras) -> jax.Array:
@@ -80,8 +82,7 @@ def _tpu(q: Any, k: Any, v: Any, call: Call, scene: Scene, extras: Extras) -> ja
 
     B, T, N, _ = q.shape
     S = k.shape[1]
-    if scene.keep is not None:
-        k, v = (jnp.where(scene.keep[:, :, None, None], x, 0) for x in (k, v))
+    k, v = without_unseen(k, v, call.mask, scene)
     # The kernel adds biases before it scales.
     q = (q.astype(jnp.float32) * call.scale).astype(q.dtype)
     sizes = _sizes(call, T, S)
@@ -89,18 +90,21 @@ def _tpu(q: Any, k: Any, v: Any, call: Call, scene: Scene, extras: Extras) -> ja
     major = [jnp.swapaxes(pad(_heads(x, N), n, 1), 1, 2) for x, n in ((q, tq), (k, tk), (v, tk))]
     bias = extras.bias
     if bias is not None:
-        whole = jnp.broadcast_to(bias, (B, N, T, S)).astype(jnp.float32)
+        whole: Any = jnp.broadcast_to(bias, (B, N, T, S)).astype(jnp.float32)
         bias = pad(pad(whole, tq, 2), tk, 3)
-    mine, theirs = segment_ids(scene, B, T, S)
-    out = kernel.flash_attention(
+    ids = None
+    if scene.keep is not None or scene.q_segments is not None or not call.mask.causal:
+        mine, theirs = segment_ids(scene, B, T, S)
+        ids = kernel.SegmentIds(pad(mine, tq, 1), pad(theirs, tk, 1, NOBODY))
+    out: Any = kernel.flash_attention(
         *major,
         ab=bias,
-        segment_ids=kernel.SegmentIds(pad(mine, tq, 1), pad(theirs, tk, 1, NOBODY)),
+        segment_ids=ids,
         causal=call.mask.causal,
         block_sizes=kernel.BlockSizes(**sizes),
     )
     out = jnp.swapaxes(out, 1, 2)[:, :T]
-    if scene.keep is None:
+    if ids is None:
         return out
     return jnp.where(visible(call.mask, scene).any(axis=-1)[:, :, None, None], out, 0)
 
@@ -132,7 +136,9 @@ def _gpu(q: Any, k: Any, v: Any, call: Call, scene: Scene) -> jax.Array:
     ids = None
     if scene.q_segments is not None or (q.shape[1] != T and not call.mask.causal):
         ids = pad(segment_ids(scene, B, T, T)[0], rows, 1, NOBODY)
-    out = kernel.mha(q, k, v, ids, sm_scale=call.scale, causal=call.mask.causal, block_sizes=sizes)
+    out: Any = kernel.mha(
+        q, k, v, ids, sm_scale=call.scale, causal=call.mask.causal, block_sizes=sizes
+    )
     return out[:, :T, :, :H]
 
 
@@ -141,12 +147,8 @@ def _heads(x: jax.Array, heads: int) -> jax.Array:
     return jnp.repeat(x, heads // x.shape[2], axis=2)
 
 
-def refuse(call: Call) -> str | None:
-    if call.platform == "cpu":
-        return blockwise.refuse(call)
-    if call.platform == "tpu" and shipped_for_tpu(call) and not call.dropout:
-        return None
-    return pallas_flash.refuse(call)
+def prefer(call: Call) -> int:
+    return 3 if call.platform == "tpu" and shipped_for_tpu(call) else 0
 
 
-register(Mechanism("flash", attend, refuse, prefer=lambda call: 3 if call.platform == "tpu" else 0))
+register(Mechanism("flash", attend, refuse=lambda call: None, prefer=prefer))

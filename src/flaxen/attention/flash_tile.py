@@ -136,22 +136,19 @@ def rows_of(plan: Plan, j: Any, bq: int, bk: int, blocks: int) -> tuple[Any, Any
 
 
 def _reach(mask: Mask) -> tuple[int, int]:
-    """How far back and ahead a query sees."""
-    if not mask.window:
-        return FAR, 0 if mask.causal else FAR
-    return (mask.window - 1, 0) if mask.causal else (mask.window, mask.window)
+    """How far back and ahead a query sees, wherever its chunk begins."""
+    back = ahead = mask.chunk - 1 if mask.chunk else FAR
+    if mask.window:
+        back = min(back, mask.window - mask.causal)
+        ahead = min(ahead, mask.window)
+    return back, 0 if mask.causal else ahead
 
 
 def _span(plan: Plan, first: Any, last: Any, back: int, ahead: int) -> tuple[Any, Any]:
-    """The first and the last slot that slots `first` to `last` are tied to."""
+    """The first and the last key that queries `first` to `last` are tied to, or the other way."""
     if not plan.aligned or plan.mask.prefix:
         return first * 0, last * 0 + FAR
-    low, high = jax.lax.max(first - back, 0), last + ahead
-    chunk = plan.mask.chunk
-    if chunk:
-        low = jax.lax.max(low, _div(first, chunk) * chunk)
-        high = jax.lax.min(high, _div(last, chunk) * chunk + chunk - 1)
-    return low, high
+    return jax.lax.max(first - back, 0), last + ahead
 
 
 def _blocks(low: Any, high: Any, size: int, count: int) -> tuple[Any, Any]:

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from flaxen.attention import blockwise, flash_grid, flash_kernels
-from flaxen.attention.call import NOTHING, Call, Extras, Scene, visible
+from flaxen.attention.call import NOTHING, Call, Extras, Scene, without_unseen
 from flaxen.attention.choose import Mechanism, register
 from flaxen.attention.flash_tile import Marks, Plan
 from flaxen.attention.shards import per_shard
@@ -40,9 +40,7 @@ def kernel(
 def _kernel(q: Any, k: Any, v: Any, call: Call, scene: Scene, extras: Extras) -> jax.Array:
     B, T, N, H = q.shape
     K, G = k.shape[2], N // k.shape[2]
-    used = _used(call, scene)
-    if used is not None:
-        k, v = (jnp.where(used[:, :, None, None], x, 0) for x in (k, v))
+    k, v = without_unseen(k, v, call.mask, scene)
     rows = q.reshape(B, T, K, G, H).transpose(0, 2, 1, 3, 4).reshape(B, K, T * G, H)
     slopes = extras.slopes
     if slopes is not None:
@@ -97,7 +95,7 @@ def _recomputing_fwd(call: Call, q: Any, k: Any, v: Any, scene: Scene, extras: E
 
 def _recomputing_bwd(call: Call, kept: Any, grad: jax.Array) -> Any:
     q, k, v, scene, extras = kept
-    again = lambda q, k, v, extras: blockwise.attend(q, k, v, call, scene, extras)
+    again = lambda q, k, v, extras: blockwise.local(q, k, v, call, scene, extras)
     dq, dk, dv, more = jax.vjp(again, q, k, v, extras)[1](grad)
     return dq, dk, dv, None, more
 
@@ -121,11 +119,6 @@ def _marks(call: Call, scene: Scene, group: int) -> tuple[Marks, Marks]:
     )
 
 
-def _used(call: Call, scene: Scene) -> jax.Array | None:
-    """(B or 1, S): keys that anybody sees; None where that is all of them."""
-    return scene.keep if call.aligned else visible(call.mask, scene).any(axis=1)
-
-
 def _wide(x: jax.Array, plan: Plan) -> jax.Array:
     """Zeros up to the channels that the platform works on."""
     size = flash_grid.power(max(x.shape[3], 16)) if plan.platform == "gpu" else x.shape[3]
@@ -138,4 +131,9 @@ def refuse(call: Call) -> str | None:
     return None
 
 
-register(Mechanism("pallas_flash", attend, refuse, prefer=lambda call: 0))
+def prefer(call: Call) -> int:
+    # One query reads the whole cache whatever the kernel, and plain products do so at full speed.
+    return 2 if call.platform == "tpu" and call.queries > 1 else 0
+
+
+register(Mechanism("pallas_flash", attend, refuse, prefer))

@@ -2,11 +2,12 @@
 
 B batch, T queries, S keys, N heads, K kv_heads, H head_dim. Its masks are known when it is
 compiled; where positions are known only as it runs (a query to a cache, a sequence cut over
-devices), our own kernel takes the call. Off TPUs it is interpreted.
+devices), and on GPUs, our own kernel takes the call. On a CPU it is interpreted.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from typing import Any
@@ -15,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from flaxen.attention import pallas_flash
-from flaxen.attention.call import NOTHING, Call, Extras, Mask, Scene
+from flaxen.attention.call import NOTHING, Call, Extras, Mask, Scene, without_unseen
 from flaxen.attention.choose import Mechanism, register
 from flaxen.attention.flash_grid import NOBODY, pad, segment_ids
 from flaxen.attention.settings import Blocks
@@ -36,10 +37,9 @@ def attend(
 def _here(
     q: jax.Array, k: jax.Array, v: jax.Array, call: Call, scene: Scene, extras: Extras = NOTHING, /
 ) -> jax.Array:
-    if not static(call):
+    if platform() == "gpu" or not static(call):
         return pallas_flash.kernel(q, k, v, call, scene, extras)
-    if scene.keep is not None:
-        k, v = (jnp.where(scene.keep[:, :, None, None], x, 0) for x in (k, v))
+    k, v = without_unseen(k, v, call.mask, scene)
     T, N, S = *q.shape[1:3], k.shape[1]
     tq, tk = tiles(call.settings.blocks, T, S)
     # The kernel does not scale.
@@ -57,7 +57,7 @@ def _here(
 def static(call: Call) -> bool:
     """Whether what a query sees, hidden keys aside, is known when the kernel is compiled."""
     mask = call.mask
-    if call.alibi or mask.prefix or (mask.chunk and (mask.window or not mask.causal)):
+    if call.alibi or mask.prefix or (mask.chunk and call.packed):
         return False
     return call.aligned or not (mask.causal or mask.window or mask.chunk)
 
@@ -71,7 +71,7 @@ def tiles(blocks: Blocks, queries: int, keys: int) -> tuple[int, int]:
     )
 
 
-def _sizes(blocks: Blocks, queries: int, keys: int) -> dict[str, int]:
+def _sizes(blocks: Blocks, queries: int, keys: int) -> dict[str, Any]:
     """Block sizes under the kernel's names: whole lanes, and no longer than the sequence."""
     whole = lambda n: -(-n // LANES) * LANES
     q = lambda name: whole(min(blocks.get(name), queries))
@@ -100,11 +100,11 @@ def _kernel(
 
     tq, tk = tiles(blocks, queries, keys)
     shape = (-(-queries // tq) * tq, -(-keys // tk) * tk)
-    if mask.chunk:
-        seen: Any = masks.ChunkedCausalMask(shape, mask.chunk)
-    elif mask.window:
-        size = (mask.window - 1, 0) if mask.causal else (mask.window, mask.window)
-        seen = masks.LocalMask(shape, size, offset=0)
+    if mask.window or mask.chunk:
+        # A chunk is no longer than it is; where it begins, segments tell.
+        back = min(mask.window - mask.causal if mask.window else keys, (mask.chunk or keys) - 1)
+        ahead = 0 if mask.causal else min(mask.window or keys, (mask.chunk or keys) - 1)
+        seen: Any = masks.LocalMask(shape, (back, ahead), offset=0)
     else:
         seen = masks.CausalMask(shape) if mask.causal else masks.FullMask(shape)
     with jax.ensure_compile_time_eval():
@@ -124,9 +124,14 @@ def _ids(call: Call, scene: Scene, q: tuple[int, ...], k: tuple[int, ...]) -> An
     """
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
 
-    keys = scene.k_slots.shape[-1]
-    if scene.keep is None and scene.q_segments is None and (call.mask.causal or keys == k[2]):
+    keys, chunk = scene.k_slots.shape[-1], call.mask.chunk
+    hides = scene.keep is not None or scene.q_segments is not None or chunk
+    if not hides and (call.mask.causal or keys == k[2]):
         return None
+    if chunk:
+        pieces = lambda x: jnp.broadcast_to(x // chunk, (q[0], x.shape[-1]))
+        mine, theirs = pieces(scene.q_slots), pieces(scene.k_slots)
+        scene = dataclasses.replace(scene, q_segments=mine, k_segments=theirs)
     mine, theirs = segment_ids(scene, q[0], call.queries, keys)
     return kernel.SegmentIds(pad(mine, q[2], 1), pad(theirs, k[2], 1, NOBODY))
 

@@ -10,7 +10,7 @@ import importlib.util
 import jax
 import jax.numpy as jnp
 
-from flaxen.attention.call import NOTHING, Call, Extras, Scene, visible
+from flaxen.attention.call import NOTHING, Call, Extras, Scene, visible, without_unseen
 from flaxen.attention.choose import Mechanism, register
 from flaxen.attention.shards import per_shard
 
@@ -32,8 +32,7 @@ def _here(
             q, k, v, scale=call.scale, is_causal=call.mask.causal, logits_soft_cap=call.softcap
         )
     see = visible(call.mask, scene)
-    used = see.any(axis=1)[:, :, None, None]
-    k, v = jnp.where(used, k, 0), jnp.where(used, v, 0)
+    k, v = without_unseen(k, v, call.mask, scene)
     y = tokamax.dot_product_attention(
         q, k, v, mask=see[:, None], scale=call.scale, logits_soft_cap=call.softcap
     )
