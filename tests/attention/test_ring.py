@@ -44,31 +44,27 @@ EVERYTHING = Extras(
     ("how", "parts", "extras"),
     [
         ({"mesh": None}, {"keep": LEFT}, NOTHING),
-        ({"mesh": "sp=4"}, {"keep": RIGHT}, NOTHING),
-        ({"mesh": "sp=8", "K": 1, "mask": Mask(window=40), "V": 5}, {"keep": LEFT}, NOTHING),
-        ({"mesh": "sp=4", "mask": Mask(chunk=30)}, PACKED, NOTHING),
+        ({"mesh": "sp=8", "K": 1, "mask": Mask(window=40), "V": 5}, {"keep": RIGHT}, NOTHING),
         ({"mesh": "sp=2,tp=2,fsdp=2", "softcap": 2.0}, {"keep": LEFT}, EVERYTHING),
-        ({"mesh": "sp=2,tp=4", "balanced": True}, {"keep": RIGHT}, EVERYTHING),
+        ({"mesh": "sp=2,tp=4", "balanced": True, "scan_ring": False}, {}, EVERYTHING),
         ({"mesh": "sp=4", "mask": Mask(causal=False, window=20)}, {}, NOTHING),
         ({"mesh": "sp=4", "mask": Mask(prefix=True)}, {"prefix": jnp.array([70, 3])}, NOTHING),
         ({"mesh": "sp=4", "mechanism": "local_ring", "mask": Mask(window=40)}, {}, NOTHING),
-        ({"mesh": "sp=4", "mechanism": "wise_ring"}, PACKED, NOTHING),
+        ({"mesh": "sp=4", "mechanism": "wise_ring", "mask": Mask(chunk=30)}, PACKED, NOTHING),
     ],
-)  # fmt: skip
+)
 def test_output_and_gradients_equal_float64(how, parts, extras):
     c = call(129, **how)
     agrees(c, scene(c, **parts), extras)
 
 
-@pytest.mark.parametrize(("T", "mesh"), [(1, "sp=4"), (3, "sp=8"), (5, "sp=4"), (1, None)])
+@pytest.mark.parametrize(("T", "mesh"), [(1, "sp=4"), (5, "sp=4")])
 def test_lengths_around_the_size_of_the_ring(T, mesh):
     c = call(T, mesh)
     agrees(c, scene(c))
 
 
-@pytest.mark.parametrize(
-    ("T", "mesh"), [(1, "sp=4"), (3, "sp=2,tp=2,fsdp=2"), (20, "sp=4")], ids=str
-)
+@pytest.mark.parametrize(("T", "mesh"), [(3, "sp=2,tp=2,fsdp=2"), (20, "sp=4")], ids=str)
 def test_new_queries_see_a_cache_that_is_cut(T, mesh):
     """At first they are shown to all devices; where they are many, keys turn."""
     c = call(T, mesh, S=37)
@@ -79,15 +75,6 @@ def test_new_queries_see_a_cache_that_is_cut(T, mesh):
 def test_bfloat16_is_close():
     c = call(40, "sp=4")
     agrees(dataclasses.replace(c, dtype="bfloat16"), scene(c), dtype="bfloat16", bound=2e-2)
-
-
-def test_a_step_in_blocks_equals_a_step_at_once():
-    got = []
-    for scan_ring in (True, False):
-        c = call(50, "sp=2", scan_ring=scan_ring, blocks=Blocks(q=8, k=8))
-        got.append(run(c, scene(c), *arrays(c), NOTHING))
-    for name in got[0]:
-        np.testing.assert_allclose(got[0][name], got[1][name], rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("T", [40, 1])

@@ -66,7 +66,7 @@ def test_a_local_ring_asks_as_many_neighbours_as_the_window_reaches(hops, mask):
 
 
 def test_the_program_does_not_grow_with_the_ring():
-    def lines(mesh):
+    def equations(mesh):
         c = call(64, mesh)
         loss = lambda *args: MECHANISMS["ring"].attend(*args, c, scene(c)).sum()
         return len(str(jax.make_jaxpr(jax.grad(loss))(*arrays(c)[:3])).splitlines())
