@@ -1,173 +1,105 @@
-"""Blockwise attention against float64 NumPy, gradients included."""
+"""Blockwise attention: memory, dropout, and what skipping blocks may not change."""
 
 from __future__ import annotations
+
+import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
+from attention_cases import CASES, case
 
-from flaxen.attention.blockwise import decode_one, triangular
-
-
-def draw(*shape, seed=0):
-    return np.random.default_rng(seed).standard_normal(shape)
+from flaxen.attention import MECHANISMS, NOTHING, AttentionSettings, Blocks, Extras, Scene, tiles
+from flaxen.attention.online import dropout_factors
+from flaxen.attention.vanilla import weights
 
 
-def exact(q, k, v, seen, scale, softcap=None, grad=None):
-    """Attention in float64 with repeated key heads, and its gradients. seen: (B, T, S)."""
-    q, k, v = (np.asarray(a, np.float64) for a in (q, k, v))
-    group = q.shape[2] // k.shape[2]
-    kr, vr = np.repeat(k, group, 2), np.repeat(v, group, 2)
-    raw = np.einsum("btnh,bsnh->bnts", q, kr) * scale
-    s = softcap * np.tanh(raw / softcap) if softcap else raw
-    seen = seen[:, None]
-    e = np.where(seen, np.exp(s - s.max(-1, keepdims=True)), 0)
-    p = e / np.where(e.sum(-1, keepdims=True) > 0, e.sum(-1, keepdims=True), 1)
-    out = np.einsum("bnts,bsnh->btnh", p, vr)
-    if grad is None:
-        return out
-    dp = np.einsum("btnh,bsnh->bnts", grad, vr)
-    ds = p * (dp - (p * dp).sum(-1, keepdims=True)) * scale
-    ds = ds * (1 - np.tanh(raw / softcap) ** 2) if softcap else ds
-    fold = lambda a: a.reshape(*a.shape[:2], -1, group, a.shape[3]).sum(3)
-    dq = np.einsum("bnts,bsnh->btnh", ds, kr)
-    dk = fold(np.einsum("bnts,btnh->bsnh", ds, q))
-    return out, dq, dk, fold(np.einsum("bnts,btnh->bsnh", p, grad))
+def temporary_bytes(mechanism, length, backward):
+    """What a compiled program keeps besides its arguments and results."""
+    call = case(length=1, heads=(2, 1), widths=(16, 16)).call
+    call = dataclasses.replace(call, queries=length, keys=length)
+
+    def run(q, k, v, slots):
+        scene = Scene(q_slots=slots, k_slots=slots, aligned=True)
+        return MECHANISMS[mechanism].attend(q, k, v, call, scene).sum()
+
+    program = jax.jit(jax.grad(run, (0, 1, 2)) if backward else run)
+    shapes = [jax.ShapeDtypeStruct((1, length, heads, 16), jnp.float32) for heads in (2, 1, 1)]
+    slots = jax.ShapeDtypeStruct((length,), jnp.int32)
+    return program.lower(*shapes, slots).compile().memory_analysis().temp_size_in_bytes
 
 
-def causal(batch, length, window=None, keep=None):
-    behind = np.arange(length)[:, None] - np.arange(length)
-    seen = (behind >= 0) & (behind < (window or length))
-    return np.broadcast_to(seen, (batch, length, length)) & (True if keep is None else keep)
+@pytest.mark.parametrize("backward", [False, True])
+def test_memory_grows_with_the_length_and_that_of_vanilla_with_its_square(backward):
+    sizes = [temporary_bytes("blockwise", n, backward) for n in (1024, 2048, 4096, 8192)]
+    assert all(b / a <= 2.2 for a, b in itertools.pairwise(sizes)), sizes
+    assert sizes[-1] < 8 * 2**20
+    short, long = (temporary_bytes("vanilla", n, backward) for n in (1024, 2048))
+    assert long / short > 3
 
 
-def padded(length):
-    """The first sequence whole, the second with two padding keys on the left."""
-    keep = np.ones((2, 1, length), bool)
-    keep[1, :, :2] = False
-    return keep
+@pytest.fixture(params=["written out", "looped"])
+def call(request, monkeypatch):
+    """A call with dropout whose keys come in several tiles when it is treated as large."""
+    if request.param == "looped":
+        monkeypatch.setattr(tiles, "FEW", 0)
+        monkeypatch.setattr(tiles, "SMALL", 0)
+    blocks = AttentionSettings(blocks=Blocks(q=4, k=3))
+    return dataclasses.replace(CASES["causal"].call, dropout=0.25, settings=blocks)
 
 
-def segments(length):
-    owner = np.stack([np.arange(length) // 3, np.arange(length) // 5])
-    return owner[:, :, None] == owner[:, None, :]
+def test_dropout_keeps_the_mean_and_the_backward_pass_drops_the_same(call):
+    q, k, v, out_grad = map(jnp.asarray, CASES["causal"].arrays)
+    scene, attend = CASES["causal"].scene, MECHANISMS["blockwise"].attend
 
-
-def run(q, k, v, grad, **how):
     @jax.jit
-    def both(grad, *args):
-        out, pull = jax.vjp(lambda *a: triangular(*a, **how), *args)
-        return out, *pull(grad)
+    def drop(v, number):
+        extras = Extras(dropout_key=jax.random.key(number))
+        return attend(q, k, v, call, scene, extras)
 
-    return both(*(jnp.asarray(a, jnp.float32) for a in (grad, q, k, v)))
-
-
-CASES = [
-    (1, (4, 2), None, None),
-    (4, (3, 3), None, padded),
-    (13, (4, 2), None, None),
-    (13, (4, 2), 5, padded),
-    (13, (4, 1), 1, segments),
-    (13, (3, 3), None, segments),
-]
-
-
-@pytest.mark.parametrize(("length", "heads", "window", "mask"), CASES)
-def test_output_and_gradients_agree_with_float64(length, heads, window, mask):
-    n, kv = heads
-    q, k = draw(2, length, n, 6), draw(2, length, kv, 6, seed=1)
-    v, grad = draw(2, length, kv, 5, seed=2), draw(2, length, n, 5, seed=3)
-    keep = mask(length) if mask else None
-    got = run(
-        q, k, v, grad, scale=0.4, window=window, block=4,
-        keep=None if keep is None else jnp.asarray(keep),
-    )  # fmt: skip
-    want = exact(q, k, v, causal(2, length, window, keep), 0.4, grad=grad)
-    for mine, truth in zip(got, want, strict=True):
-        np.testing.assert_allclose(mine, truth, atol=5e-6)
-
-
-def test_softcap_bends_scores_and_their_gradients():
-    q, k, v, grad = draw(1, 9, 4, 6), draw(1, 9, 2, 6, seed=1), draw(1, 9, 2, 6), draw(1, 9, 4, 6)
-    got = run(q, k, v, grad, scale=1.0, softcap=2.0, block=4)
-    for mine, truth in zip(got, exact(q, k, v, causal(1, 9), 1.0, 2.0, grad), strict=True):
-        np.testing.assert_allclose(mine, truth, atol=5e-6)
-
-
-@pytest.mark.parametrize(("dtype", "bound"), [("bfloat16", 3e-2), ("float16", 4e-3)])
-def test_short_floats_keep_their_dtype(dtype, bound):
-    q, k, v = (jnp.asarray(draw(1, 20, n, 8, seed=n), dtype) for n in (4, 2, 2))
-    out = triangular(q, k, v, scale=0.3, block=16)
-    assert out.dtype == q.dtype
-    np.testing.assert_allclose(
-        np.asarray(out, np.float64), exact(q, k, v, causal(1, 20), 0.3), atol=bound
+    once, again, other = drop(v, 0), drop(v, 0), drop(v, 1)
+    np.testing.assert_array_equal(once, again)
+    assert np.abs(once - other).max() > 0.1
+    mean = np.mean([drop(v, i) for i in range(300)], axis=0)
+    whole = attend(q, k, v, dataclasses.replace(call, dropout=0.0), scene)
+    np.testing.assert_allclose(mean, whole, atol=0.25)
+    # The result is linear in v: its gradient gives it back only with the same weights.
+    grad = jax.grad(lambda v: (drop(v, 0) * out_grad).sum())(v)
+    np.testing.assert_allclose((grad * v).sum(), (once * out_grad).sum(), rtol=1e-4)
+    lost = jax.grad(lambda k: (attend(q, k, v, call, scene, Extras(dropout_key=jax.random.key(0)))
+                               * out_grad).sum())(k)  # fmt: skip
+    step = 1e-3 * np.random.default_rng(1).standard_normal(k.shape).astype(np.float32)
+    moved = lambda sign: attend(
+        q, k + sign * step, v, call, scene, Extras(dropout_key=jax.random.key(0))
     )
+    slope = ((moved(1) - moved(-1)) * out_grad).sum() / 2
+    np.testing.assert_allclose((lost * step).sum(), slope, rtol=2e-2)
 
 
-def test_float64_stays_exact():
-    with jax.enable_x64(True):
-        q, k, v = draw(1, 9, 4, 6), draw(1, 9, 2, 6, seed=1), draw(1, 9, 2, 6, seed=2)
-        out = triangular(*(jnp.asarray(a) for a in (q, k, v)), scale=0.4, block=4)
-        np.testing.assert_allclose(out, exact(q, k, v, causal(1, 9), 0.4), atol=1e-13)
+def test_factors_of_dropout_make_up_for_what_they_drop():
+    factors = np.asarray(dropout_factors(jax.random.key(0), 0.25, (10000,)))
+    assert set(np.unique(factors)) == {0, np.float32(1 / 0.75)}
+    assert factors.mean() == pytest.approx(1, abs=0.02)
 
 
-@pytest.mark.parametrize("poison", [np.nan, np.inf])
-def test_a_query_without_keys_gives_zeros_and_hidden_keys_never_leak(poison):
-    q, k, v, grad = draw(2, 6, 4, 6), draw(2, 6, 2, 6), draw(2, 6, 2, 6), draw(2, 6, 4, 6, seed=3)
-    keep = padded(6)
-    want = exact(q, k, v, causal(2, 6, keep=keep), 0.4, grad=grad)
-    k[1, :2], v[1, :2] = poison, poison
-    got = run(q, k, v, grad, scale=0.4, block=4, keep=jnp.asarray(keep))
-    assert not got[0][1, :2].any()
-    for mine, truth in zip(got, want, strict=True):
-        np.testing.assert_allclose(mine, truth, atol=5e-6)
+def test_vanilla_shows_its_weights():
+    it = CASES["sinks, a row of nothing"]
+    q, k, v, _ = map(jnp.asarray, it.arrays)
+    shown = weights(q, k, it.call, it.scene, it.extras)
+    assert shown.shape == (2, 4, 11, 11)
+    mixed = jnp.einsum("BNTS,BSNH->BTNH", shown, jnp.repeat(v, 2, axis=2))
+    out = MECHANISMS["vanilla"].attend(q, k, v, it.call, it.scene, it.extras)
+    np.testing.assert_allclose(mixed, out, atol=1e-6)
+    assert (np.asarray(shown[1]).sum(-1)[:, 3:] < 1).all()
+    assert not shown[0].any()
 
 
-def test_jit_and_vmap_change_nothing():
-    q, k, v = (jnp.float32(draw(3, 2, 6, n, 4, seed=n)) for n in (4, 2, 2))
-    call = lambda q, k, v: triangular(q, k, v, scale=0.4, block=4)
-    np.testing.assert_allclose(
-        jax.jit(jax.vmap(call))(q, k, v)[1], call(q[1], k[1], v[1]), atol=1e-6
-    )
-
-
-@pytest.mark.parametrize("spec", [P("a", None, "b"), P(None, None, "a"), P(None, "b")])
-def test_sharded_heads_batch_and_sequence_give_the_same(spec):
-    mesh = jax.make_mesh((4, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
-    q, k, v, grad = (draw(4, 8, n, 4, seed=s) for n, s in ((8, 0), (4, 1), (4, 2), (8, 3)))
-    place = lambda a: jax.device_put(jnp.float32(a), NamedSharding(mesh, spec))
-    step = jax.jit(lambda *a: run(*a, scale=0.4, block=4))
-    got = step(place(q), place(k), place(v), place(grad))
-    for mine, truth in zip(got, exact(q, k, v, causal(4, 8), 0.4, grad=grad), strict=True):
-        np.testing.assert_allclose(mine, truth, atol=5e-6)
-
-
-@pytest.mark.parametrize(
-    ("queries", "heads", "softcap"), [(1, (4, 2), None), (3, (4, 1), 2.0), (3, (2, 2), None)]
-)
-def test_a_few_queries_on_a_cache_agree_with_float64(queries, heads, softcap):
-    n, kv = heads
-    q, k, v = draw(2, queries, n, 6), draw(2, 7, kv, 6, seed=1), draw(2, 7, kv, 5, seed=2)
-    keep = np.arange(7) <= np.arange(queries)[:, None] + np.array([1, 3])[:, None, None]
-    want = exact(q, k, v, keep, 0.4, softcap)
-    hidden = ~keep.any(1)
-    k[hidden], v[hidden] = np.nan, np.inf
-    out = decode_one(
-        jnp.float32(q),
-        jnp.float32(k.swapaxes(1, 2)),
-        jnp.float32(v.swapaxes(1, 2)),
-        scale=0.4,
-        keep=jnp.asarray(keep),
-        softcap=softcap,
-    )
-    np.testing.assert_allclose(out, want, atol=5e-6)
-
-
-def test_a_query_that_sees_no_slot_gives_zeros():
-    keep = jnp.array([[[False] * 5]])
-    cache = jnp.full((1, 2, 5, 4), jnp.nan)
-    out = decode_one(jnp.ones((1, 1, 4, 4)), cache, cache, scale=1.0, keep=keep)
-    np.testing.assert_array_equal(out, np.zeros((1, 1, 4, 4)))
+def test_vmap_changes_nothing():
+    it = CASES["causal"]
+    arrays = [jnp.asarray(x) for x in it.arrays[:3]]
+    attend = lambda q, k, v: MECHANISMS["blockwise"].attend(q, k, v, it.call, it.scene, NOTHING)
+    pair = [jnp.stack([x, 2 * x]) for x in arrays]
+    got = jax.vmap(attend)(*pair)
+    np.testing.assert_allclose(got[1], attend(*(2 * x for x in arrays)), atol=1e-6)

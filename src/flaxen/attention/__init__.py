@@ -4,19 +4,28 @@ was chosen.
 
 from flaxen.attention import (  # noqa: F401  (each registers itself)
     blockwise,
+    cudnn,
     local_ring,
     ring,
     sdpa,
+    sharded_vanilla,
     vanilla,
     wise_ring,
 )
 from flaxen.attention.call import NOTHING, Call, Extras, Mask, Scene, visible
 from flaxen.attention.choose import MECHANISMS, Mechanism, choose, explain, known, register
+from flaxen.attention.interface import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    from_hf_function,
+)
 from flaxen.attention.settings import AttentionSettings, Blocks, Specs
 
 __all__ = [
     "MECHANISMS",
     "NOTHING",
+    "AttentionInterface",
+    "AttentionMaskInterface",
     "AttentionSettings",
     "Blocks",
     "Call",
@@ -27,6 +36,7 @@ __all__ = [
     "Specs",
     "choose",
     "explain",
+    "from_hf_function",
     "known",
     "register",
     "visible",

@@ -6,8 +6,6 @@ into rows, (B, K, G*T, H), so that grouped attention is plain batched products.
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
@@ -53,7 +51,8 @@ def step(
     `score_terms`; `kept` are the factors of dropout, (B, K, G, T, S).
     """
     _, s = scores(q, k, terms, scale, softcap)
-    top = jnp.maximum(now.top, jnp.max(s, axis=-1, keepdims=True))
+    # The shift cancels in the quotient, so no gradient needs to pass through it.
+    top = jnp.maximum(now.top, jax.lax.stop_gradient(jnp.max(s, axis=-1, keepdims=True)))
     base = _finite(top)
     e = jnp.exp(s - base)
     past = jnp.exp(now.top - base)
@@ -70,7 +69,7 @@ def finish(now: Running, sinks: jax.Array | None = None) -> tuple[jax.Array, jax
     """
     if sinks is not None:
         sinks = sinks.reshape(*now.top.shape[1:3], 1, 1).astype(now.top.dtype)
-        top = jnp.maximum(now.top, sinks)
+        top = jnp.maximum(now.top, jax.lax.stop_gradient(sinks))
         past = jnp.exp(now.top - top)
         now = Running(
             top=top, total=now.total * past + jnp.exp(sinks - top), mixed=now.mixed * past
@@ -92,8 +91,8 @@ def block_gradients(
     softcap: float | None = None,
     kept: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """What one block of keys adds to the gradients of q, k, v (in their shapes), and the gradient of
-    its scores (B, K, G, T, S), from which those of bias and slopes are sums. All float32.
+    """What one block of keys adds to the gradients of q, k and v, in their shapes, and the gradient
+    of its scores (B, K, G, T, S), from which those of bias and slopes are sums. All float32.
 
     grad: (B, K, G, T, Hv) of the result, in the dtype of v; lse: from `finish`; mean: from
     `weighted_mean`.
@@ -136,21 +135,31 @@ def score_terms(mask: Mask, scene: Scene, extras: Extras, kv_heads: int) -> jax.
     """What is added to the scores, broadcasting to (B, K, G, T, S): bias, ALiBi, and -inf where a
     query does not see a key.
     """
-    see = visible(mask, scene)
-    total: Any = jnp.where(see, 0.0, -jnp.inf)[:, None, None]
-    if extras.bias is not None:
-        bias = extras.bias
-        heads = (kv_heads, -1) if bias.shape[1] > 1 else (1, 1)
-        total = total + bias.reshape(bias.shape[0], *heads, *bias.shape[2:])
-    if extras.slopes is not None:
-        total = total - extras.slopes.reshape(kv_heads, -1, 1, 1) * distance(scene)
-    return total
+    hidden = jnp.where(visible(mask, scene), 0.0, -jnp.inf)[:, None, None]
+    bias = score_bias(scene, extras)
+    if bias is None:
+        return hidden
+    split = (kv_heads, -1) if bias.shape[1] > 1 else (1, 1)
+    return hidden + bias.reshape(bias.shape[0], *split, *bias.shape[2:])
+
+
+def score_bias(scene: Scene, extras: Extras) -> jax.Array | None:
+    """Bias and ALiBi together, (B or 1, N or 1, T, S), if there are any."""
+    if extras.slopes is None:
+        return extras.bias
+    alibi = -extras.slopes[:, None, None] * distance(scene)
+    return alibi if extras.bias is None else extras.bias + alibi
 
 
 def distance(scene: Scene) -> jax.Array:
-    """(B or 1, 1, 1, T, S): how far apart queries and keys stand."""
+    """(B or 1, 1, T, S): how far apart queries and keys stand."""
     far = abs(scene.q_slots[..., :, None] - scene.k_slots[..., None, :])
-    return (far if far.ndim == 3 else far[None])[:, None, None]
+    return (far if far.ndim == 3 else far[None])[:, None]
+
+
+def dropout_factors(key: jax.Array, rate: float, shape: tuple[int, ...]) -> jax.Array:
+    """0 for what is dropped, and for the rest what makes up for it."""
+    return jnp.where(jax.random.bernoulli(key, 1 - rate, shape), 1 / (1 - rate), 0)
 
 
 def grouped(q: jax.Array, kv_heads: int) -> jax.Array:

@@ -172,7 +172,9 @@ def _visit_back(
                     scale=call.scale, softcap=call.softcap,
                 )  # fmt: skip
                 if slopes is not None:
-                    slopes = slopes - (ds * online.distance(here)).sum((0, 3, 4)).reshape(-1)
+                    slopes = slopes - (ds * online.distance(here)[:, None]).sum((0, 3, 4)).reshape(
+                        -1
+                    )
                 if bias is not None:
                     bias = _added(bias, ds, keys.number)
                 return (dq + more_q, bias), slopes, dk + more_k, dv + more_v

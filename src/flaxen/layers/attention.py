@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
-from flaxen.attention import Call, Mask, choose
+from flaxen.attention import Call, Extras, Mask, choose
 from flaxen.cache import Dense
 from flaxen.core.platform import platform
 from flaxen.core.tree import module, static
@@ -18,7 +19,9 @@ from flaxen.layers.rope import Rope, rotate
 
 @module
 class Attention:
-    """q_norm and k_norm work on single heads, before the rotation."""
+    """q_norm and k_norm work on single heads, before the rotation. sinks: (heads,), a weight;
+    slopes: ALiBi, one for each head; dropout: how much is dropped where the context has a key.
+    """
 
     q_proj: Linear
     k_proj: Linear
@@ -26,10 +29,13 @@ class Attention:
     o_proj: Linear
     q_norm: Any = Identity()
     k_norm: Any = Identity()
+    sinks: Any = None
     rope: static[Rope | None] = None
     mask: static[Mask] = Mask()
     scale: static[float]
     softcap: static[float | None] = None
+    slopes: static[tuple[float, ...] | None] = None
+    dropout: static[float] = 0.0
 
     def __call__(
         self, x: jax.Array, ctx: Context, cache: Dense | None = None
@@ -47,8 +53,14 @@ class Attention:
             if not ctx.scene.aligned:
                 k, v = cache.keys()
         call = self.call(q, k, v, ctx)
-        y = choose(call).attend(q, k, v, call, ctx.scene)
+        y = choose(call).attend(q, k, v, call, ctx.scene, self.extras(ctx))
         return self.o_proj(lay(y, "heads")), cache
+
+    def extras(self, ctx: Context) -> Extras:
+        """What this layer adds to its scores."""
+        slopes = None if self.slopes is None else jnp.array(self.slopes, jnp.float32)
+        key = ctx.dropout_key if self.dropout else None
+        return Extras(slopes=slopes, sinks=self.sinks, dropout_key=key)
 
     def call(self, q: jax.Array, k: jax.Array, v: jax.Array, ctx: Context) -> Call:
         """This layer's attention as a description."""
@@ -65,8 +77,11 @@ class Attention:
             platform=platform(),
             aligned=ctx.scene.aligned,
             softcap=self.softcap,
+            dropout=0.0 if ctx.dropout_key is None else self.dropout,
             padded=ctx.scene.keep is not None,
             packed=ctx.scene.q_segments is not None,
+            alibi=self.slopes is not None,
+            sinks=self.sinks is not None,
             placement=ctx.runtime.placement,
             settings=ctx.runtime.attention,
         )

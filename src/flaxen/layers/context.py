@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import jax
 
 from flaxen.attention import Scene
@@ -13,15 +16,22 @@ from flaxen.layers.runtime import PLAIN, Runtime
 @module
 class Context:
     """positions: (B, T) for rotary embeddings; rotary: (cos, sin) for each of `ropes`; at: the slot
-    where new keys go, with a cache.
+    where new keys go, with a cache; dropout_key: in training, where something is to be dropped.
     """
 
     positions: jax.Array
     scene: Scene
     rotary: tuple[tuple[jax.Array, jax.Array], ...]
     at: jax.Array | None = None
+    dropout_key: jax.Array | None = None
     ropes: static[tuple[Rope, ...]] = ()
     runtime: static[Runtime] = PLAIN
+
+    def of_layer(self, number: Any) -> Context:
+        """What one layer looks at: its own randomness, if there is any."""
+        if self.dropout_key is None:
+            return self
+        return dataclasses.replace(self, dropout_key=jax.random.fold_in(self.dropout_key, number))
 
     def rotation(self, rope: Rope) -> tuple[jax.Array, jax.Array]:
         """cos and sin of a rope at this context's positions, (B, T, half), computed once for all

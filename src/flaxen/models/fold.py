@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from flaxen.core.tree import Param, is_param, module, paths, static
 from flaxen.layers.context import Context
@@ -97,14 +98,16 @@ def run(
         return _run_list(layers, x, ctx, caches, collect)
 
     def step(x: jax.Array, each: Any) -> tuple[jax.Array, Any]:
-        blocks, cache = each
-        x, cache, states = _run_list(blocks, x, ctx, cache, collect)
+        number, blocks, cache = each
+        x, cache, states = _run_list(blocks, x, ctx.of_layer(number), cache, collect)
         return x, (cache, states)
 
     past = None if caches is None else caches.body
-    x, (body, stacked) = jax.lax.scan(step, x, (layers.body, past), length=layers.count)
+    x, (body, stacked) = jax.lax.scan(step, x, (jnp.arange(layers.count), layers.body, past))
     states = [s[i] for i in range(layers.count) for s in stacked]
-    x, tail, more = _run_list(layers.tail, x, ctx, caches and caches.tail, collect)
+    x, tail, more = _run_list(
+        layers.tail, x, ctx.of_layer(layers.count), caches and caches.tail, collect
+    )
     if caches is not None:
         caches = Folded(body=body, tail=tail, count=layers.count)
     return x, caches, states + more
@@ -118,7 +121,7 @@ def _run_list(
     if ctx.runtime.checkpointing.policy and caches is None:
         call = jax.checkpoint(call)
     for i, layer in enumerate(layers):
-        x, cache = call(layer, x, ctx, None if caches is None else caches[i])
+        x, cache = call(layer, x, ctx.of_layer(i), None if caches is None else caches[i])
         new.append(cache)
         if collect:
             states.append(x)

@@ -149,6 +149,7 @@ def _loss(runtime: Runtime) -> Loss:
             runtime,
             position_ids=batch.get("positions"),
             segment_ids=batch.get("segments"),
+            dropout_key=batch.get("dropout_keys"),
         )
         return decoder.loss(ids, batch["targets"], ctx)
 
@@ -188,7 +189,9 @@ def _step(
 
     def step(state: TrainState, frozen: Any, batch: Batch) -> tuple[TrainState, Metrics]:
         old, lr = state.trained, rate(state.step)
-        value, grads, total = gradient(old, frozen, batch)
+        key = jax.random.fold_in(jax.random.key(config.seed), state.step)
+        keys = jax.random.split(key, batch["ids"].shape[0])
+        value, grads, total = gradient(old, frozen, batch | {"dropout_keys": keys})
         norm = jnp.sqrt(sum((jnp.sum(g * g) for g in jax.tree.leaves(grads)), jnp.zeros(())))
         finite = jnp.isfinite(norm) & jnp.isfinite(value)
         if config.clip is not None:
