@@ -97,8 +97,10 @@ def test_cudnn_gets_arguments_that_mean_the_call(name, monkeypatch):
     q, k, v, _ = map(jnp.asarray, it.arrays)
     for mask in (it.call.mask, dataclasses.replace(it.call.mask, window=3)):
         call = dataclasses.replace(it.call, mask=mask)
-        got = MECHANISMS["cudnn"].attend(q, k, v, call, it.scene, it.extras)
-        want = MECHANISMS["vanilla"].attend(q, k, v, call, it.scene, it.extras)
+        got, want = (
+            jax.jit(MECHANISMS[way].attend, static_argnums=3)(q, k, v, call, it.scene, it.extras)
+            for way in ("cudnn", "vanilla")
+        )
         np.testing.assert_allclose(got, want, atol=1e-5)
     assert all(implementation == "cudnn" for implementation, _ in told)
     assert ("is_causal" in told[0][1]) == (name == "causal")

@@ -62,14 +62,14 @@ def chunk_slots(
     (B, T). keep (B, T) is False for padding.
     """
     index = jnp.arange(length, dtype=jnp.int32)
-    begins = jnp.zeros((1, length), bool)
-    if keep is not None:
-        begins = begins | (index == jnp.argmax(keep, axis=1)[:, None])
+    first = jnp.zeros_like(index)
     if segments is not None:
-        begins = begins | (jnp.diff(segments, axis=1, prepend=segments[:, :1]) != 0)
-    if keep is None and segments is None:
-        return index
-    return index - jax.lax.cummax(jnp.where(begins, index, 0), axis=1)
+        begins = jnp.diff(segments, axis=1, prepend=segments[:, :1]) != 0
+        first = jax.lax.cummax(jnp.where(begins, index, 0), axis=1)
+    if keep is not None:
+        # Padding on the left stands before the first slot.
+        first = jnp.maximum(first, jnp.argmax(keep, axis=1, keepdims=True).astype(jnp.int32))
+    return index - first
 
 
 def _has(decoder: Decoder, limit: str) -> bool:
