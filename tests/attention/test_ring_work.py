@@ -29,7 +29,7 @@ def test_balance_gives_every_device_the_same_work():
 
 
 @pytest.mark.parametrize("balanced", [False, True])
-@pytest.mark.parametrize(("T", "mask"), [(64, Mask()), (61, Mask(window=9)), (64, Mask(chunk=16))])
+@pytest.mark.parametrize(("T", "mask"), [(64, Mask()), (61, Mask(window=10)), (64, Mask(chunk=16))])
 def test_every_pair_that_sees_something_is_computed_once(T, mask, balanced):
     c = call(T, "sp=4", mask=mask, balanced=balanced, blocks=Blocks(q=4, k=4))
     done = collections.Counter(pair for pairs in work(c, plan(c)) for pair in pairs)
