@@ -29,7 +29,7 @@ def test_balance_gives_every_device_the_same_work():
 
 
 @pytest.mark.parametrize("balanced", [False, True])
-@pytest.mark.parametrize(("T", "mask"), [(64, Mask()), (61, Mask(window=9)), (64, Mask(chunk=16))])
+@pytest.mark.parametrize(("T", "mask"), [(64, Mask()), (61, Mask(window=10)), (64, Mask(chunk=16))])
 def test_every_pair_that_sees_something_is_computed_once(T, mask, balanced):
     c = call(T, "sp=4", mask=mask, balanced=balanced, blocks=Blocks(q=4, k=4))
     done = collections.Counter(pair for pairs in work(c, plan(c)) for pair in pairs)
@@ -66,12 +66,12 @@ def test_a_local_ring_asks_as_many_neighbours_as_the_window_reaches(hops, mask):
 
 
 def test_the_program_does_not_grow_with_the_ring():
-    def lines(mesh):
+    def equations(mesh):
         c = call(64, mesh)
         loss = lambda *args: MECHANISMS["ring"].attend(*args, c, scene(c)).sum()
-        return len(str(jax.make_jaxpr(jax.grad(loss))(*arrays(c)[:3])).splitlines())
+        return len(str(jax.make_jaxpr(jax.grad(loss))(*arrays(c)[:3])).split(" = "))
 
-    assert abs(lines("sp=8") - lines("sp=4")) < 10
+    assert equations("sp=8") == equations("sp=4")
 
 
 def test_memory_grows_with_the_length_and_not_with_its_square():
@@ -110,10 +110,9 @@ def loss_and_gradients(model):
     return loss, logits, jax.tree.leaves(grads)
 
 
-@pytest.mark.parametrize("mesh", ["sp=4", "sp=2,tp=2,fsdp=2"])
-def test_a_whole_model_on_a_ring_equals_transformers_and_one_device(mesh):
+def test_a_whole_model_on_a_ring_equals_transformers_and_one_device():
     x = golden.case("llama").arrays
-    loss, logits, grads = loss_and_gradients(on(mesh, balanced=True))
+    loss, logits, grads = loss_and_gradients(on("sp=2,tp=2,fsdp=2", balanced=True))
     real = x["attention_mask"].astype(bool)
     np.testing.assert_allclose(np.asarray(logits)[real], x["logits"][real], atol=2e-5)
     np.testing.assert_allclose(loss, x["loss"], atol=1e-5)

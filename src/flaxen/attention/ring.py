@@ -39,9 +39,7 @@ def turned(
     q, k, v, scene, extras = filled(q, k, v, scene, extras, *padded)
     layout = None
     if call.placement is not None and call.settings.sharded:
-        rows, _, heads, _ = (
-            _without(e, ring.axis) for e in (*query_spec(call, q.shape), *[None] * 4)[:4]
-        )
+        rows, _, heads, _ = (_without(entry, ring.axis) for entry in query_spec(call, q.shape))
         layout = P(rows, cut, heads)
     here = functools.partial(_here, ring)
     return per_shard(here, q, k, v, call, scene, extras, layout=layout, keys=ring.axis)[:, :T]
@@ -89,12 +87,8 @@ def prefer(call: Call) -> int:
     """Above all others where the mesh cuts the sequence along the ring's axis."""
     if ring_size(call) == 1 or not call.aligned or call.placement is None:
         return 0
-    given = call.settings.specs.query
-    seq = (
-        (*given, None, None)[1]
-        if given is not None
-        else dict(call.placement.plan.activations).get("seq")
-    )
+    given, rules = call.settings.specs.query, dict(call.placement.plan.activations)
+    seq = rules.get("seq") if given is None else (*given, None, None)[1]
     return 100 if call.settings.axis in mesh_axes(seq) else 0
 
 

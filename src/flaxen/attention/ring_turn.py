@@ -172,14 +172,14 @@ def _visit_back(
                     scale=call.scale, softcap=call.softcap,
                 )  # fmt: skip
                 if slopes is not None:
-                    slopes = slopes - (ds * online.distance(here)).sum((0, 3, 4)).reshape(-1)
+                    far = online.distance(here)[:, None]
+                    slopes = slopes - (ds * far).sum((0, 3, 4)).reshape(-1)
                 if bias is not None:
                     bias = _added(bias, ds, keys.number)
                 return (dq + more_q, bias), slopes, dk + more_k, dv + more_v
 
-            gained = jax.lax.cond(
-                hidden(call.mask, here), lambda gained: gained, seen, (*carry, dk, dv)
-            )
+            same = lambda gained: gained
+            gained = jax.lax.cond(hidden(call.mask, here), same, seen, (*carry, dk, dv))
             return gained[:2], gained[2:]
 
         (own, slopes), theirs = jax.lax.scan(look, (own, slopes), (keys, theirs))
