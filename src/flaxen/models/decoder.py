@@ -15,7 +15,7 @@ from flaxen.layers.context import Context
 from flaxen.layers.cross_entropy import linear_cross_entropy
 from flaxen.layers.linear import Embedding, Linear, PositionTable
 from flaxen.layers.runtime import PLAIN, Runtime
-from flaxen.models.fold import Folded, run
+from flaxen.models.fold import for_each, run
 
 
 @module
@@ -101,17 +101,8 @@ class Decoder:
 
             return Dense(k=empty(block.self_attn.k_proj), v=empty(block.self_attn.v_proj))
 
-        layers = self.layers
-        if isinstance(layers, Folded):
-            caches = Folded(
-                body=[one(block, layers.count) for block in layers.body],
-                tail=[one(block) for block in layers.tail],
-                count=layers.count,
-            )
-        else:
-            caches = [one(block) for block in layers]
         return Cache(
-            layers=caches,
+            layers=for_each(self.layers, one),
             index=zeros((), (), jnp.int32),
             keep=zeros((batch, length), ("batch", "keys"), jnp.bool_),
             lengths=zeros((batch,), ("batch",), jnp.int32),
