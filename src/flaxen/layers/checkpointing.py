@@ -95,11 +95,11 @@ def checkpointed(
     )
 
 
-def cache_in_training(cache: Any, checkpointing: Checkpointing, training: bool, name: str) -> Any:
+def cache_in_training(cache: Any, checkpointing: Checkpointing, training: bool, kind: type) -> Any:
     """The cache of a call; with checkpointing, a call in training goes without one."""
     if cache is None or not training or checkpointing.policy is None:
         return cache
-    _warn_once(name)
+    _warn_once(kind.__name__)
     return None
 
 
