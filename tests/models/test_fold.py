@@ -7,7 +7,11 @@ import numpy as np
 import pytest
 
 import flaxen
-from flaxen.models.fold import Folded, repetition, unfold
+from flaxen.core.tree import is_param
+from flaxen.families.config import abstract_module, hf_config
+from flaxen.layers.runtime import PLAIN
+from flaxen.models.causal import forward, mean_loss
+from flaxen.models.fold import Folded, folded, repetition, stack_params, unfold
 from flaxen.pretrained import from_config
 from flaxen.tune import add_lora, load_adapter, save_adapter
 
@@ -26,6 +30,7 @@ MIXED = {
     "mlp_only_layers": [0],
     "decoder_sparse_step": 1,
 }
+SHARED = [key for key in MIXED if "expert" not in key and "sparse" not in key and "mlp_" not in key]
 IDS = np.arange(8, dtype=np.int32).reshape(2, 4)
 
 
@@ -84,9 +89,9 @@ def test_every_layer_has_one_place():
 
 
 def test_a_head_changes_no_number(models):
-    plain, folded = (m(IDS, output_hidden_states=True) for m in models)
-    np.testing.assert_allclose(folded.logits, plain.logits, atol=1e-6)
-    for a, b in zip(folded.hidden_states, plain.hidden_states, strict=True):
+    plain, other = (m(IDS, output_hidden_states=True) for m in models)
+    np.testing.assert_allclose(other.logits, plain.logits, atol=1e-6)
+    for a, b in zip(other.hidden_states, plain.hidden_states, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
@@ -110,5 +115,24 @@ def test_adapters_of_a_head_keep_their_layer(models, tmp_path):
     names = find("qwen3_moe").names
     tree = jax.tree.map(lambda x: x + 0.1, add_lora(models[1].module, rank=2, targets=["q_proj"]))
     save_adapter(tree, tmp_path, names, alpha=16)
-    plain, folded = (m.replace(module=load_adapter(m.module, tmp_path, names)) for m in models)
-    np.testing.assert_allclose(folded(IDS).logits, plain(IDS).logits, atol=1e-5)
+    plain, other = (m.replace(module=load_adapter(m.module, tmp_path, names)) for m in models)
+    np.testing.assert_allclose(other(IDS).logits, plain(IDS).logits, atol=1e-5)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gemma3_text"])
+def test_programs_do_not_grow_with_depth(model_type):
+    """Equal layers, and five sliding ones to each full one."""
+    sizes = {key: value for key, value in MIXED.items() if key in SHARED}
+
+    def program(layers: int) -> tuple[int, int]:
+        config = hf_config(sizes | {"model_type": model_type, "num_hidden_layers": layers})
+        module = folded(abstract_module(config)[0], stack_params)
+        shapes = jax.tree.map(
+            lambda p: jax.ShapeDtypeStruct(p.shape, np.float32), module, is_leaf=is_param
+        )
+        train = jax.grad(lambda module: mean_loss(module, IDS, IDS, runtime=PLAIN))
+        lowered = [jax.jit(train).lower(shapes), forward.lower(shapes, IDS, runtime=PLAIN)]
+        first, second = (len(each.as_text().splitlines()) for each in lowered)
+        return first, second
+
+    assert program(96) == program(12)
