@@ -76,10 +76,9 @@ def test_gradients_do_not_depend_on_the_policy(policy: str):
     same("dense", True, Checkpointing(policy))
 
 
-@pytest.mark.parametrize("policy", ["block", "dots"])
-def test_mixtures_of_experts_behind_a_dense_layer_too(policy: str):
+def test_mixtures_of_experts_behind_a_dense_layer_too():
     assert len(model("moe", True).module.layers.head) == 1
-    same("moe", True, Checkpointing(policy))
+    same("moe", True, Checkpointing("dots"))
 
 
 def test_layers_in_a_list_too():
@@ -87,9 +86,8 @@ def test_layers_in_a_list_too():
     same("dense", False, Checkpointing("dots_with_no_batch_dims", 2))
 
 
-@pytest.mark.parametrize("every", [2, 3])
-def test_every_nth_layer_inside_the_scan_too(every: int):
-    same("dense", True, Checkpointing("block", every))
+def test_every_nth_layer_inside_the_scan_too():
+    same("dense", True, Checkpointing("block", 3))
 
 
 def test_memory_falls_in_the_promised_order():
@@ -97,7 +95,7 @@ def test_memory_falls_in_the_promised_order():
     temps = [trained("dense", True, Checkpointing(policy))[1] for policy in order]
     assert temps == sorted(temps)
     assert temps[0] < temps[1] < temps[2] < temps[3]
-    assert temps[0] < trained("dense", True, Checkpointing("block", 2))[1] < temps[3]
+    assert temps[0] < trained("dense", True, Checkpointing("block", 3))[1] < temps[3]
 
 
 def recomputed(kind: str, how: Checkpointing) -> list[bool]:

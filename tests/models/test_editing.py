@@ -13,7 +13,11 @@ from safetensors.numpy import load_file
 
 import flaxen
 from flaxen.core.errors import ConfigError, InputError
-from flaxen.layers.linear import Embedding
+from flaxen.layers.linear import Embedding, Linear
+from flaxen.layers.norm import Identity
+from flaxen.layers.runtime import PLAIN
+from flaxen.models.decoder import Decoder
+from flaxen.models.vocab import padded, resized
 
 FAMILIES = ["llama", "gpt2", "gemma3_text"]
 """A head of its own; a tied one and no rope; a tied one and scaled embeddings."""
@@ -147,15 +151,15 @@ def test_an_abstract_model_is_not_resized(folders):
 
 
 def test_padding_rows_never_win_and_are_in_no_loss(model):
-    padded = model.pad_vocab(50)
-    assert padded.get_input_embeddings().weight.shape == (150, 64)
-    out, plain = padded(IDS, labels=IDS), model(IDS, labels=IDS)
+    wide = model.pad_vocab(50)
+    assert wide.get_input_embeddings().weight.shape == (150, 64)
+    out, plain = wide(IDS, labels=IDS), model(IDS, labels=IDS)
     np.testing.assert_allclose(out.logits[..., :128], plain.logits, atol=1e-5)
     assert np.isneginf(out.logits[..., 128:]).all()
     np.testing.assert_allclose(out.loss, plain.loss, rtol=1e-6)
-    np.testing.assert_allclose(padded.loss(IDS, IDS), plain.loss, rtol=1e-6)
+    np.testing.assert_allclose(wide.loss(IDS, IDS), plain.loss, rtol=1e-6)
     with pytest.raises(InputError, match="0 to 127"):
-        padded(np.array([[140]]))
+        wide(np.array([[140]]))
 
 
 def test_padding_rows_learn_nothing(models):
@@ -197,3 +201,20 @@ def test_on_a_mesh_rows_are_cut_as_the_plan_says(models, folders):
     np.testing.assert_allclose(logits(fits)[..., :130], want, atol=1e-5)
     new = fits.set_input_embeddings(np.zeros((132, 64), np.float32))
     assert new.get_input_embeddings().weight.sharding.spec == ("tp", "fsdp")
+
+
+def test_the_bias_of_a_head_follows():
+    table, bias = jnp.ones((6, 4)), jnp.arange(6.0)
+    decoder = Decoder(
+        embed_tokens=Embedding(weight=table),
+        layers=[],
+        norm=Identity(),
+        lm_head=Linear(weight=table, bias=bias),
+    )
+    more = resized(decoder, 8, None, std=None, seed=0).lm_head.bias
+    np.testing.assert_allclose(more, [*bias, 2.5, 2.5], atol=1e-3)
+    flat = resized(decoder, 8, None, std=0.02, seed=0).lm_head.bias
+    np.testing.assert_array_equal(flat, [*bias, 0, 0])
+    wide = padded(decoder, 8, None)
+    assert wide.lm_head.bias.shape == (8,)
+    assert np.isneginf(wide.logits(jnp.ones((1, 4)), PLAIN)[:, 6:]).all()
