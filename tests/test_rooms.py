@@ -13,7 +13,7 @@ import flaxen
 
 SOURCE = Path(flaxen.__file__).parent
 FRONT_DOOR = "front door"
-DOORS = ("model", "fit", "fresh", "adapter", "target", "pretrained", "export", "reshard")
+DOORS = ("model", "edit", "fit", "fresh", "adapter", "target", "pretrained", "export", "reshard")
 
 ROOMS = [
     "core",

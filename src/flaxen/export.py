@@ -27,6 +27,7 @@ from flaxen.families.rope_keys import both_spellings
 from flaxen.fit import hub_layout
 from flaxen.model import Model
 from flaxen.models.fold import unfold
+from flaxen.models.vocab import unpadded
 from flaxen.quantize import QuantizedWeight, quantize_fp8, stored_tensors
 from flaxen.target import kind_of, write_file
 
@@ -153,9 +154,13 @@ def _leaves(model: Model, leaf: Callable[[Any], LazyTensor]) -> dict[str, Any]:
                 f"{path} holds no weight but a {type(weight).__name__}; load the model without "
                 "abstract=True."
             )
-    tensors = jax.tree.map(leaf, model.module)
+    tensors = unpadded(jax.tree.map(leaf, model.module), _first_rows)
     apart = dataclasses.replace(tensors, layers=unfold(tensors.layers, _layer))
     return paths(apart, lambda x: isinstance(x, LazyTensor | QuantizedWeight))
+
+
+def _first_rows(tensor: LazyTensor, rows: int) -> LazyTensor:
+    return tensor.crop((slice(0, rows), *(slice(0, n) for n in tensor.shape[1:])))
 
 
 def _layer(tensor: LazyTensor, i: int) -> LazyTensor:

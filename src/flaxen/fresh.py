@@ -19,7 +19,8 @@ from flaxen.convert.report import Report
 from flaxen.core.platform import platform
 from flaxen.core.tree import Param, is_param, paths, rebuild
 from flaxen.families.config import abstract_module, hf_config
-from flaxen.layers.runtime import Checkpointing, Runtime
+from flaxen.layers.checkpointing import Checkpointing, checkpointing_of
+from flaxen.layers.runtime import Runtime
 from flaxen.model import Model, Origin
 from flaxen.models.fold import folded
 from flaxen.shard import Plan, placement_on
@@ -34,7 +35,7 @@ def from_config(
     plan: str | Plan | None = None,
     attention: str = "auto",
     scan_layers: bool | None = None,
-    remat: bool = False,
+    remat: bool | str | Checkpointing = False,
 ) -> Model:
     """A Model with fresh weights: the same for a seed on every mesh.
 
@@ -58,7 +59,7 @@ def from_config(
         config_json=json.dumps(raw, sort_keys=True, default=str),
         runtime=Runtime(
             attention=known(AttentionSettings(attention)),
-            checkpointing=Checkpointing("block" if remat else None),
+            checkpointing=checkpointing_of(remat),
             placement=placement,
         ),
         loading=Report(unread=list(reading.unread())),

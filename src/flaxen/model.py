@@ -15,6 +15,8 @@ from flaxen.convert.report import Report
 from flaxen.convert.transforms import Applied
 from flaxen.core.errors import CacheError, InputError
 from flaxen.core.tree import Param, is_param, module, paths, static
+from flaxen.edit import Editable
+from flaxen.layers.checkpointing import cache_in_training
 from flaxen.layers.cross_entropy import IGNORED
 from flaxen.layers.runtime import PLAIN, Runtime
 from flaxen.models.outputs import CausalOutput
@@ -44,7 +46,7 @@ def _config(config_json: str) -> Any:
 
 
 @module
-class Model:
+class Model(Editable):
     """A causal language model: a pytree whose leaves are its weights.
 
     `module` is the tree of parts; gradients, optimiser states and abstract models are Models too.
@@ -121,6 +123,9 @@ class Model:
 
         ids = self._ids(input_ids)
         fit = functools.partial(self._fit, ids.shape)
+        past_key_values = cache_in_training(
+            past_key_values, self.runtime.checkpointing, labels is not None, type(self.module)
+        )
         if past_key_values is not None:
             self._only_new_tokens(
                 position_ids=position_ids,
@@ -149,6 +154,34 @@ class Model:
             hidden_states=output_hidden_states,
         )
 
+    def loss(
+        self,
+        input_ids: Any,
+        labels: Any,
+        attention_mask: Any = None,
+        position_ids: Any = None,
+        *,
+        segment_ids: Any = None,
+    ) -> jax.Array:
+        """The loss of calling the model with these labels, alone: no logits are made, so that a
+        large vocabulary costs no memory.
+        """
+        from flaxen.models import causal
+
+        ids = self._ids(input_ids)
+        fit = functools.partial(self._fit, ids.shape)
+        labels = fit("labels", labels)
+        self._check_labels(labels)
+        return causal.mean_loss(
+            self.module,
+            ids,
+            labels,
+            fit("attention_mask", attention_mask),
+            fit("position_ids", position_ids),
+            fit("segment_ids", segment_ids),
+            runtime=self.runtime,
+        )
+
     @staticmethod
     def _only_new_tokens(**given: Any) -> None:
         extra = [name for name, value in given.items() if value is not None]
@@ -163,7 +196,7 @@ class Model:
         return jax.eval_shape(lambda: self.module.init_cache(batch_size, max_length))
 
     def _check_labels(self, labels: Any) -> None:
-        vocab = self.module.embed_tokens.weight.shape[0]
+        vocab = self.module.embed_tokens.vocab_size
         if isinstance(labels, np.ndarray):
             bad = labels[(labels != IGNORED) & ((labels < 0) | (labels >= vocab))]
             if bad.size:
@@ -182,7 +215,7 @@ class Model:
                 f"shape {ids.shape}."
             )
         if isinstance(ids, np.ndarray):
-            vocab = self.module.embed_tokens.weight.shape[0]
+            vocab = self.module.embed_tokens.vocab_size
             if ids.min() < 0 or ids.max() >= vocab:
                 raise InputError(
                     f"input_ids lie between {ids.min()} and {ids.max()}; the vocabulary has 0 to "

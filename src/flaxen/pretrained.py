@@ -27,7 +27,8 @@ from flaxen.core.progress import Progress, reporting
 from flaxen.core.tree import Param, is_param, paths, rebuild
 from flaxen.fit import Fit, fit
 from flaxen.fresh import from_config, initial
-from flaxen.layers.runtime import Checkpointing, Runtime
+from flaxen.layers.checkpointing import Checkpointing, checkpointing_of
+from flaxen.layers.runtime import Runtime
 from flaxen.model import Model, Origin
 from flaxen.models.fold import folded, in_body, stack_params
 from flaxen.quantize import keeps, packed, stored_settings
@@ -52,7 +53,7 @@ def load(
     ignore_mismatched_sizes: bool = False,
     abstract: bool = False,
     scan_layers: bool | None = None,
-    remat: bool = False,
+    remat: bool | str | Checkpointing = False,
     quantized: str = "dequantize",
     progress: Progress = True,
 ) -> Model:
@@ -71,7 +72,8 @@ def load(
     ignore_mismatched_sizes does so for tensors of another shape.
     abstract: read no weight.
     scan_layers: stack equal layers into one compiled body (default: off on CPU, where it costs
-    speed, on elsewhere). remat: compute activations again in the backward pass.
+    speed, on elsewhere). remat: compute activations again in the backward pass; True, or what to
+    remember: a policy of `flaxen.layers.checkpointing`, or a `Checkpointing`.
     quantized: "keep" leaves quantised matrices packed in memory, and saving gives them back as they
     were; "dequantize" makes plain weights of them.
     progress: True for a bar on a terminal, False, or a function told bytes as they arrive.
@@ -83,7 +85,7 @@ def load(
     placement = placement_on(mesh, plan)
     runtime = Runtime(
         attention=known(AttentionSettings(attention)),
-        checkpointing=Checkpointing("block" if remat else None),
+        checkpointing=checkpointing_of(remat),
         placement=placement,
     )
     if adapter is None and (base := base_of(path)) is not None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +15,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from flaxen.layers.cross_entropy import linear_cross_entropy
+from flaxen.pretrained import from_config
 
 
 def draw(*shape, seed=0):
@@ -154,3 +157,39 @@ def test_the_logits_of_all_rows_are_never_held():
     grad = jax.grad(lambda x, w: linear_cross_entropy(x, w, labels, chunk=8)[0], (0, 1))
     temp = jax.jit(grad).lower(*shapes).compile().memory_analysis().temp_size_in_bytes
     assert temp < 64 * 512 * 4
+
+
+def test_training_a_model_never_holds_its_logits():
+    """No value of its compiled gradient has an element for every token of the vocabulary in every
+    slot, and without the loss in pieces there is one.
+    """
+    sizes = {"hidden_size": 8, "intermediate_size": 16, "num_attention_heads": 1, "head_dim": 8}
+    config = {"model_type": "llama", "vocab_size": 640, "num_hidden_layers": 1, **sizes}
+    model, ids = from_config(config | {"num_key_value_heads": 1}), np.zeros((2, 256), np.int32)
+    whole = ids.size * 640
+
+    def largest(loss):
+        text = jax.jit(jax.grad(loss)).lower(model).compile().as_text()
+        shapes = re.findall(r"\w+\[([\d,]+)\]", text)
+        return max(math.prod(map(int, shape.split(","))) for shape in shapes)
+
+    assert largest(lambda model: model.loss(ids, ids)) < whole
+    assert largest(lambda model: model(ids, labels=ids).loss) >= whole
+
+
+def test_a_bias_and_padding_columns():
+    x, weight, bias = draw(11, 6), draw(11, 6, seed=1), draw(11, seed=2)
+    wide = np.concatenate([weight, draw(3, 6, seed=3)]), np.concatenate([bias, draw(3, seed=4)])
+
+    def loss(x, weight, bias):
+        return linear_cross_entropy(x, weight, jnp.asarray(LABELS), bias=bias, vocab=11, chunk=4)[0]
+
+    got = jax.value_and_grad(loss, (0, 1, 2))(jnp.float32(x), *map(jnp.float32, wide))
+    # A bias is one more input that is always one.
+    truth = exact(np.c_[x, np.ones(11)], np.c_[weight, bias], LABELS)
+    np.testing.assert_allclose(got[0], truth[0], rtol=1e-5)
+    dx, dw, db = got[1]
+    np.testing.assert_allclose(dx, truth[2][:, :6], atol=1e-5)
+    np.testing.assert_allclose(np.c_[dw, db][:11], truth[3], atol=1e-5)
+    assert not np.asarray(dw)[11:].any()
+    assert not np.asarray(db)[11:].any()

@@ -40,7 +40,10 @@ class Learning:
     eval_every: Annotated[Count, about("Steps between evaluations; 0: before and after.")] = 0
     save_every: Annotated[Count, about("Steps between checkpoints; 0: only the last.")] = 0
     keep: Annotated[Count, about("Checkpoints that stay; 0: all.")] = 2
-    remat: Annotated[bool, about("Less memory, more time.")] = False
+    remat: Annotated[
+        bool | str, about("Less memory, more time; alone, or with a policy such as dots.")
+    ] = False
+    remat_every: Annotated[Count, about("Do so for every n-th layer.")] = 1
 
 
 @Parameter(name="*")

@@ -190,7 +190,7 @@ def generate(
     Raises:
         InputError: for prompts or settings that make no sense.
     """
-    prompt = read_prompt(input_ids, attention_mask, model.module.embed_tokens.weight.shape[0])
+    prompt = read_prompt(input_ids, attention_mask, model.module.embed_tokens.vocab_size)
     asked = resolve(model, prompt.ids.shape[1], settings)
     sampling = asked.traced(model.runtime, logprobs=return_logprobs)
     ids, step, logprobs = prompt.ids, None, []

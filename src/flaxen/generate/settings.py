@@ -99,7 +99,7 @@ def resolve(model: Any, columns: int, arguments: Mapping[str, Any]) -> Settings:
     asked = {name: value for name, value in arguments.items() if value is not None}
     for name in asked.keys() - set(NAMES):
         raise InputError(f"Unknown generation argument {name!r}.{did_you_mean(name, NAMES)}")
-    vocab = model.module.embed_tokens.weight.shape[0]
+    vocab = model.module.embed_tokens.vocab_size
     asked = {name: _checked(name, value, vocab) for name, value in asked.items()}
     stored = _stored(model)
     sample = _samples(asked)
@@ -150,7 +150,7 @@ def _stored(model: Any) -> dict[str, Any]:
     for name in ("eos_token_id", "pad_token_id", "max_length"):
         if ours.get(name) is None:
             ours[name] = getattr(config, name, None)
-    vocab, found = model.module.embed_tokens.weight.shape[0], {}
+    vocab, found = model.module.embed_tokens.vocab_size, {}
     for name in (n for n in NAMES if ours.get(n) is not None):
         try:
             found[name] = _checked(name, ours[name], vocab)

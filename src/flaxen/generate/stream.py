@@ -148,7 +148,7 @@ def stream(
         CacheError: for a cache of another model or of another number of rows.
         InputError: as `generate` does.
     """
-    prompt = read_prompt(input_ids, attention_mask, model.module.embed_tokens.weight.shape[0])
+    prompt = read_prompt(input_ids, attention_mask, model.module.embed_tokens.vocab_size)
     used = 0 if cache is None else int(cache.index)
     asked = resolve(model, used + prompt.ids.shape[1], settings)
     if cache is not None:

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from flaxen.core.tree import module
+from flaxen.layers.chunked_mlp import feed_forward
 from flaxen.layers.context import Context
 from flaxen.layers.norm import Identity
 
@@ -26,6 +27,6 @@ class Block:
         """x (B, T, D) -> (B, T, D), and this layer's cache."""
         y, cache = self.self_attn(self.input_layernorm(x), ctx, cache)
         x = x + self.post_attention_layernorm(y)
-        y = self.mlp(self.pre_feedforward_layernorm(x), ctx)
+        y = feed_forward(self.mlp, self.pre_feedforward_layernorm(x), ctx)
         x = x + self.post_feedforward_layernorm(y)
         return ctx.runtime.constrain(x, "batch", "seq", "embed"), cache

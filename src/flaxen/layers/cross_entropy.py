@@ -22,16 +22,19 @@ def linear_cross_entropy(
     weight: Any,
     labels: jax.Array,
     *,
+    bias: Any = None,
     contract: int = 1,
     softcap: float | None = None,
     scale: float = 1.0,
+    vocab: int | None = None,
     chunk: int = 256,
 ) -> tuple[jax.Array, jax.Array]:
     """Sum of the negative log-likelihoods in float32, and how many rows were counted.
 
-    x: (rows, embed...), weight: (vocab, embed...) or a leaf type, labels: (rows,), -100 ignored.
-    Logits are `softcap * tanh(scale * x . weight / softcap)`, `chunk` rows at a time. Gradients are
-    computed in the forward pass, while the logits are there.
+    x: (rows, embed...), weight: (vocab, embed...) or a leaf type, bias: (vocab,) or None, labels:
+    (rows,), -100 ignored. Logits are `softcap * tanh(scale * (x . weight + bias) / softcap)`,
+    `chunk` rows at a time; those from `vocab` on belong to no token and count for nothing.
+    Gradients are computed in the forward pass, while the logits are there.
     """
     chunk = min(chunk, max(x.shape[0], 1))
     count = jnp.sum(labels != IGNORED)
@@ -47,53 +50,61 @@ def linear_cross_entropy(
     labels = jnp.pad(labels, (0, short), constant_values=IGNORED)
     x = jnp.swapaxes(x.reshape(chunk, chunks, *x.shape[1:]), 0, 1)
     labels = labels.reshape(chunk, chunks).T
-    return _nll((contract, softcap, scale), x, weight, labels), count
+    return _nll((contract, softcap, scale, vocab), x, (weight, bias), labels), count
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _nll(how: Any, x: jax.Array, weight: Any, labels: jax.Array) -> jax.Array:
+def _nll(how: Any, x: jax.Array, head: Any, labels: jax.Array) -> jax.Array:
     def step(total: jax.Array, rows: Any) -> Any:
-        logits = _cap(how, _product(how, rows[0], weight))
+        logits = _cap(how, _product(how, rows[0], head))
         return total + _terms(logits, rows[1])[0], None
 
     return jax.lax.scan(step, jnp.zeros((), jnp.float32), (x, labels))[0]
 
 
-def _nll_fwd(how: Any, x: jax.Array, weight: Any, labels: jax.Array) -> Any:
+def _nll_fwd(how: Any, x: jax.Array, head: Any, labels: jax.Array) -> Any:
     def step(carry: Any, rows: Any) -> Any:
-        raw, pull = jax.vjp(functools.partial(_product, how), rows[0], weight)
+        raw, pull = jax.vjp(functools.partial(_product, how), rows[0], head)
         logits, uncap = jax.vjp(functools.partial(_cap, how), raw)
         nll, slope = _terms(logits, rows[1])
-        dx, dw = pull(*uncap(slope))
+        dx, dhead = pull(*uncap(slope))
         total, sums = carry
-        return (total + nll, jax.tree.map(_add, sums, dw)), dx
+        return (total + nll, jax.tree.map(_add, sums, dhead)), dx
 
-    start = jnp.zeros((), jnp.float32), jax.tree.map(_zeros, weight)
-    (total, dw), dx = jax.lax.scan(step, start, (x, labels))
-    return total, (dx, dw, weight)
+    start = jnp.zeros((), jnp.float32), jax.tree.map(_zeros, head)
+    (total, dhead), dx = jax.lax.scan(step, start, (x, labels))
+    return total, (dx, dhead, head)
 
 
 def _nll_bwd(how: Any, kept: Any, grad: jax.Array) -> Any:
-    dx, dw, weight = kept
-    dw = jax.tree.map(lambda d, w: _scaled(d, grad, w), dw, weight)
-    return (dx * grad).astype(dx.dtype), dw, None
+    dx, dhead, head = kept
+    dhead = jax.tree.map(lambda d, w: _scaled(d, grad, w), dhead, head)
+    return (dx * grad).astype(dx.dtype), dhead, None
 
 
 _nll.defvjp(_nll_fwd, _nll_bwd)
 
 
-def _product(how: Any, x: jax.Array, weight: Any) -> jax.Array:
-    contract, _, _ = how
+def _product(how: Any, x: jax.Array, head: Any) -> jax.Array:
+    contract, (weight, bias) = how[0], head
     wide = jnp.promote_types(x.dtype, jnp.float32)
     if isinstance(weight, jax.Array | np.ndarray):
-        return dense(x, weight, contract, wide)
-    return dot(x, weight, contract).astype(wide)
+        y = dense(x, weight, contract, wide)
+    else:
+        y = dot(x, weight, contract).astype(wide)
+    return y if bias is None else y + bias.astype(wide)
 
 
 def _cap(how: Any, logits: jax.Array) -> jax.Array:
-    _, softcap, scale = how
+    _, softcap, scale, vocab = how
     logits = logits * scale
-    return softcap * jnp.tanh(logits / softcap) if softcap else logits
+    logits = softcap * jnp.tanh(logits / softcap) if softcap else logits
+    return logits if vocab is None else only_tokens(logits, vocab)
+
+
+def only_tokens(logits: jax.Array, vocab: int) -> jax.Array:
+    """Logits (..., V) with -inf from the column `vocab` on."""
+    return jnp.where(jnp.arange(logits.shape[-1]) < vocab, logits, -jnp.inf)
 
 
 def _terms(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -38,10 +38,19 @@ def linear(src: dict[str, int], dst: dict[str, int], *, bias: bool = False) -> L
 
 @module
 class Embedding:
-    """Token ids -> rows of a table, times `scale` rounded to the table's dtype."""
+    """Token ids -> rows of a table, times `scale` rounded to the table's dtype.
+
+    Rows from `vocab` on, if given, are padding and belong to no token.
+    """
 
     weight: Any
     scale: static[float] = 1.0
+    vocab: static[int | None] = None
+
+    @property
+    def vocab_size(self) -> int:
+        """How many tokens there are."""
+        return self.vocab or self.weight.shape[0]
 
     def __call__(self, ids: jax.Array) -> jax.Array:
         x = rows(self.weight, ids)

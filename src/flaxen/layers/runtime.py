@@ -8,26 +8,21 @@ import jax
 
 from flaxen.attention import AttentionSettings
 from flaxen.cache import CacheSettings
+from flaxen.core.errors import ConfigError
+from flaxen.layers.checkpointing import Checkpointing
 from flaxen.shard import Placement
 
 
 @dataclasses.dataclass(frozen=True)
-class Checkpointing:
-    """What the backward pass computes again instead of remembering it.
-
-    policy: None remembers everything. every: the layers whose index divides by it.
-    """
-
-    policy: str | None = None
-    every: int = 1
-
-
-@dataclasses.dataclass(frozen=True)
 class MLPSettings:
-    """scan: run feed-forward networks over pieces of `chunk` tokens, one after another."""
+    """scan: run feed-forward networks over pieces of at most `chunk` tokens, one after another."""
 
     scan: bool = False
     chunk: int = 1024
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.chunk, int) or self.chunk < 1:
+            raise ConfigError(f"mlp.chunk is {self.chunk!r}; expected a number of tokens from 1.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +33,7 @@ class Runtime:
     attention: AttentionSettings = AttentionSettings()
     cache: CacheSettings = CacheSettings()
     mlp: MLPSettings = MLPSettings()
-    checkpointing: Checkpointing = Checkpointing()
+    checkpointing: Checkpointing = dataclasses.field(default_factory=Checkpointing)
 
     def constrain(self, x: jax.Array, *axes: str) -> jax.Array:
         """Lay an activation out as the plan says; without a plan, nothing."""

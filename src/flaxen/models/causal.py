@@ -116,6 +116,25 @@ def forward(
     return CausalOutput(logits=logits, loss=loss, hidden_states=states or None)
 
 
+@partial(jax.jit, static_argnames=("runtime",))
+def mean_loss(
+    decoder: Decoder,
+    input_ids: jax.Array,
+    labels: jax.Array,
+    attention_mask: jax.Array | None = None,
+    position_ids: jax.Array | None = None,
+    segment_ids: jax.Array | None = None,
+    *,
+    runtime: Runtime,
+) -> jax.Array:
+    """The loss of `forward`; the (B, T, V) logits are never held at once."""
+    ctx = whole_context(
+        decoder, input_ids.shape, runtime, attention_mask, position_ids, segment_ids
+    )
+    total, count = decoder.loss(input_ids, shifted(labels, ctx.scene.q_segments), ctx)
+    return total / jnp.maximum(count, 1)
+
+
 def extend(
     decoder: Decoder,
     ids: jax.Array,

@@ -12,10 +12,10 @@ from flaxen.cache import Cache, Dense
 from flaxen.core.tree import module, static, walk
 from flaxen.layers.attention import Attention
 from flaxen.layers.context import Context
-from flaxen.layers.cross_entropy import linear_cross_entropy
+from flaxen.layers.cross_entropy import linear_cross_entropy, only_tokens
 from flaxen.layers.linear import Embedding, Linear, PositionTable
 from flaxen.layers.runtime import PLAIN, Runtime
-from flaxen.models.fold import Folded, run
+from flaxen.models.fold import for_each, run
 
 
 @module
@@ -62,10 +62,12 @@ class Decoder:
         return x, caches, (first, *states[:-1], x) if collect else ()
 
     def logits(self, x: jax.Array, runtime: Runtime) -> jax.Array:
-        """(..., D) -> (..., V)."""
+        """(..., D) -> (..., V); -inf for rows of the head that are padding."""
         y = self.lm_head(x) if self.lm_head is not None else self.embed_tokens.attend(x)
         y = runtime.constrain(y, *("batch", "seq")[: y.ndim - 1], "vocab")
-        return self.logit_softcap * jnp.tanh(y / self.logit_softcap) if self.logit_softcap else y
+        y = self.logit_softcap * jnp.tanh(y / self.logit_softcap) if self.logit_softcap else y
+        vocab = self.embed_tokens.vocab
+        return y if vocab is None else only_tokens(y, vocab)
 
     def loss(self, ids: jax.Array, labels: jax.Array, ctx: Context) -> tuple[jax.Array, jax.Array]:
         """Sum of -log p over targets, and their number; labels (B, T) stand at the slot that
@@ -76,7 +78,12 @@ class Decoder:
         x, _, _ = self.hidden(ids, ctx)
         head = self.embed_tokens if self.lm_head is None else self.lm_head
         return linear_cross_entropy(
-            x.reshape(-1, x.shape[-1]), head.weight, labels.reshape(-1), softcap=self.logit_softcap
+            x.reshape(-1, x.shape[-1]),
+            head.weight,
+            labels.reshape(-1),
+            bias=None if self.lm_head is None else self.lm_head.bias,
+            softcap=self.logit_softcap,
+            vocab=self.embed_tokens.vocab,
         )
 
     def init_cache(
@@ -101,17 +108,8 @@ class Decoder:
 
             return Dense(k=empty(block.self_attn.k_proj), v=empty(block.self_attn.v_proj))
 
-        layers = self.layers
-        if isinstance(layers, Folded):
-            caches = Folded(
-                body=[one(block, layers.count) for block in layers.body],
-                tail=[one(block) for block in layers.tail],
-                count=layers.count,
-            )
-        else:
-            caches = [one(block) for block in layers]
         return Cache(
-            layers=caches,
+            layers=for_each(self.layers, one),
             index=zeros((), (), jnp.int32),
             keep=zeros((batch, length), ("batch", "keys"), jnp.bool_),
             lengths=zeros((batch,), ("batch",), jnp.int32),

@@ -1,73 +1,112 @@
 """Equal layers as one scanned body: compile time does not grow with depth.
 
-Layers whose structure repeats with a period (5 sliding : 1 full) fold too; what is left over at the
-end stays a list.
+Layers whose structure repeats with a period (5 sliding : 1 full) fold too; what stands before the
+repeating part and after it stays a list.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from flaxen.core.tree import Param, is_param, module, paths, static
+from flaxen.layers.checkpointing import checkpointed
 from flaxen.layers.context import Context
 
 
 @module
 class Folded:
-    """`body` holds one period of layers, each leaf with a leading `layers` axis of `count`; `tail`
-    comes after.
+    """`body` holds one period of layers, each leaf with a leading `layers` axis of `count`; `head`
+    comes before, `tail` after.
     """
 
+    head: list[Any] = dataclasses.field(default_factory=list)
     body: list[Any]
     tail: list[Any]
     count: static[int]
 
     def __len__(self) -> int:
-        return self.count * len(self.body) + len(self.tail)
+        return len(self.head) + self.count * len(self.body) + len(self.tail)
+
+    def indices(self, part: str, i: int) -> list[int]:
+        """Which layers of the model stand at place `i` of `head`, `body` or `tail`."""
+        if part == "head":
+            return [i]
+        first, period = len(self.head) + i, len(self.body)
+        if part == "tail":
+            return [first + self.count * period]
+        return [first + turn * period for turn in range(self.count)]
 
 
-def period(layers: Sequence[Any]) -> int:
-    """The smallest p such that layer i is built like layer i + p everywhere; the number of layers
-    if there is none.
+def repetition(kinds: Sequence[Hashable]) -> tuple[int, int, int]:
+    """Where to fold, as (head, period, count): the run of kinds[head:] that repeats with this
+    period and leaves the fewest layers apart; the shortest period, then head, of equals.
+
+    A count of 1 says that nothing repeats.
     """
-    kinds = [_kind(layer) for layer in layers]
-    return next(
-        (p for p in range(1, len(kinds)) if kinds[p:] == kinds[:-p]),
-        len(kinds),
-    )
+    n, best, saved = len(kinds), (0, max(len(kinds), 1), 1), 0
+    for period in range(1, n):
+        if n - period <= saved:
+            break
+        start = 0
+        for i in range(n - period + 1):
+            if i < n - period and kinds[i] == kinds[i + period]:
+                continue
+            turns = (i - start) // period
+            if turns * period > saved:
+                best, saved = (start, period, turns + 1), turns * period
+            start = i + 1
+    return best
 
 
-def _kind(layer: Any) -> Any:
+def _kind(layer: Any) -> Hashable:
     leaves, structure = jax.tree.flatten(layer, is_leaf=is_param)
-    about = ("shape", "axes", "dtype")
-    return structure, [[getattr(leaf, name, None) for name in about] for leaf in leaves]
+    return structure, tuple(
+        (tuple(x.shape), str(x.dtype), tuple(x.axes.items()) if is_param(x) else None)
+        for x in leaves
+    )
 
 
 def fold(layers: Sequence[Any], stack: Callable[[list[Any]], Any]) -> Folded | list[Any]:
     """Stack equal layers with `stack(leaves)`; layers without any repetition stay a list."""
-    p = period(layers)
-    count = len(layers) // p
+    head, period, count = repetition([_kind(layer) for layer in layers])
     if count < 2:
         return list(layers)
-    body = [jax.tree.map(lambda *xs: stack(list(xs)), *layers[i : p * count : p]) for i in range(p)]
-    return Folded(body=body, tail=list(layers[p * count :]), count=count)
+    end = head + period * count
+    body = [
+        jax.tree.map(lambda *xs: stack(list(xs)), *layers[i:end:period])
+        for i in range(head, head + period)
+    ]
+    return Folded(head=list(layers[:head]), body=body, tail=list(layers[end:]), count=count)
 
 
 def unfold(layers: Folded | list[Any], pick: Callable[[Any, int], Any]) -> list[Any]:
     """A plain list again; `pick(leaf, i)` takes layer i out of a stacked leaf."""
     if not isinstance(layers, Folded):
         return list(layers)
-    flat = [
-        jax.tree.map(lambda x, i=i: pick(x, i), block)
-        for i in range(layers.count)
-        for block in layers.body
-    ]
-    return flat + list(layers.tail)
+    flat = [_picked(block, pick, i) for i in range(layers.count) for block in layers.body]
+    return [*layers.head, *flat, *layers.tail]
+
+
+def _picked(block: Any, pick: Callable[[Any, int], Any], i: int) -> Any:
+    return jax.tree.map(lambda x: pick(x, i), block)
+
+
+def for_each(layers: Folded | list[Any], make: Callable[..., Any]) -> Any:
+    """`make(layer)` in place of each layer, and `make(layer, count)` where `count` are stacked."""
+    if not isinstance(layers, Folded):
+        return [make(layer) for layer in layers]
+    return Folded(
+        head=[make(layer) for layer in layers.head],
+        body=[make(layer, layers.count) for layer in layers.body],
+        tail=[make(layer) for layer in layers.tail],
+        count=layers.count,
+    )
 
 
 def folded(decoder: Any, stack: Callable[[list[Any]], Any]) -> Any:
@@ -95,33 +134,75 @@ def run(
     and, if `collect`, each layer's output.
     """
     if not isinstance(layers, Folded):
-        return _run_list(layers, x, ctx, caches, collect)
+        return _run_list(layers, x, ctx, caches, collect, 0)
+    past = (None,) * 3 if caches is None else (caches.head, caches.body, caches.tail)
+    first, last = len(layers.head), len(layers) - len(layers.tail)
+    x, head, before = _run_list(layers.head, x, ctx, past[0], collect, 0)
+    x, body, inside = _run_body(layers, x, ctx, past[1], collect, first)
+    x, tail, after = _run_list(layers.tail, x, ctx, past[2], collect, last)
+    if caches is not None:
+        caches = Folded(head=head, body=body, tail=tail, count=layers.count)
+    return x, caches, before + inside + after
+
+
+def _run_body(
+    layers: Folded, x: jax.Array, ctx: Context, past: Any, collect: bool, first: int
+) -> tuple[jax.Array, Any, list[jax.Array]]:
+    turns = _turns(layers, ctx, past)
+    even = layers.count // turns * turns
 
     def step(x: jax.Array, each: Any) -> tuple[jax.Array, Any]:
         number, blocks, cache = each
-        x, cache, states = _run_list(blocks, x, ctx.of_layer(number), cache, collect)
+        if turns > 1:
+            blocks = [_picked(b, lambda w, i: w[i], turn) for turn in range(turns) for b in blocks]
+        x, cache, states = _run_list(
+            blocks, x, ctx.of_layer(number), cache, collect, first, scanned=True
+        )
         return x, (cache, states)
 
-    past = None if caches is None else caches.body
-    x, (body, stacked) = jax.lax.scan(step, x, (jnp.arange(layers.count), layers.body, past))
-    states = [s[i] for i in range(layers.count) for s in stacked]
-    x, tail, more = _run_list(
-        layers.tail, x, ctx.of_layer(layers.count), caches and caches.tail, collect
-    )
-    if caches is not None:
-        caches = Folded(body=body, tail=tail, count=layers.count)
-    return x, caches, states + more
+    body = layers.body
+    if turns > 1:
+        apart = lambda w: w[:even].reshape(even // turns, turns, *w.shape[1:])
+        body = jax.tree.map(apart, layers.body)
+    x, (past, stacked) = jax.lax.scan(step, x, (jnp.arange(even // turns), body, past))
+    states = [s[i] for i in range(even // turns) for s in stacked]
+    odd = [
+        _picked(block, lambda w, i: w[i], i)
+        for i in range(even, layers.count)
+        for block in layers.body
+    ]
+    x, _, more = _run_list(odd, x, ctx, None, collect, first + even * len(layers.body))
+    return x, past, states + more
+
+
+def _turns(layers: Folded, ctx: Context, past: Any) -> int:
+    """Periods to one step of the scan, so that the same ones of its layers are checkpointed in
+    every step.
+    """
+    how, period = ctx.runtime.checkpointing, len(layers.body)
+    if past is not None or how.policy is None:
+        return 1
+    return math.lcm(period, how.every) // period
 
 
 def _run_list(
-    layers: list[Any], x: jax.Array, ctx: Context, caches: Any, collect: bool
+    layers: Sequence[Any],
+    x: jax.Array,
+    ctx: Context,
+    caches: Any,
+    collect: bool,
+    first: int,
+    scanned: bool = False,
 ) -> tuple[jax.Array, Any, list[jax.Array]]:
-    new, states = [], []
+    """Layers one after another, of which the first has the index `first` in the model."""
+    new, states, how = [], [], ctx.runtime.checkpointing
     call = lambda layer, x, ctx, cache: layer(x, ctx, cache)
-    if ctx.runtime.checkpointing.policy and caches is None:
-        call = jax.checkpoint(call)
     for i, layer in enumerate(layers):
-        x, cache = call(layer, x, ctx.of_layer(i), None if caches is None else caches[i])
+        # Nothing learns through a cache.
+        covered = (
+            call if caches is not None else checkpointed(call, how, first + i, scanned=scanned)
+        )
+        x, cache = covered(layer, x, ctx.of_layer(first + i), None if caches is None else caches[i])
         new.append(cache)
         if collect:
             states.append(x)

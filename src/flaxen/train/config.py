@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from flaxen.core.errors import ConfigError
+from flaxen.layers.checkpointing import Checkpointing, checkpointing_of
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -23,6 +24,8 @@ class TrainConfig:
     moments are float32.
     `schedule` is one of `train.optim.SCHEDULES`, after `warmup` steps from 0; `optimizer` one of
     `train.optim.OPTIMIZERS`.
+    `remat` computes activations again in the backward pass: True, or a policy of
+    `layers.checkpointing.POLICIES`; `remat_every` n does so for every n-th layer.
     `clip` limits the global norm of the gradient; None does not.
     `keep` is how many checkpoints stay; 0 keeps all. `save_every` 0 writes only the last one,
     `eval_every` 0 evaluates before and after.
@@ -54,7 +57,8 @@ class TrainConfig:
     lora_targets: str | Sequence[str] | None = None
     lora_rank_stabilised: bool = False
     dtype: str | None = None
-    remat: bool = False
+    remat: bool | str = False
+    remat_every: int = 1
     eval_every: int = 0
     save_every: int = 0
     keep: int = 2
@@ -72,6 +76,7 @@ class TrainConfig:
             "eval_every": 0,
             "save_every": 0,
             "keep": 0,
+            "remat_every": 1,
         }
         low = [
             f"{name} is {getattr(self, name)!r}, expected at least {bound}"
@@ -88,10 +93,17 @@ class TrainConfig:
             low.append(f"dtype is {self.dtype!r}, expected float32 or bfloat16")
         if low:
             raise ConfigError(f"Training settings: {'; '.join(low)}.")
+        self.checkpointing()
+
+    def checkpointing(self) -> Checkpointing | None:
+        """What `remat` asks for; None leaves it to the model."""
+        how = checkpointing_of(self.remat)
+        return dataclasses.replace(how, every=self.remat_every) if self.remat else None
 
     def must_match(self) -> dict[str, Any]:
         """What a run that goes on must have in common with the run it goes on from."""
-        free = {"output", "eval_every", "save_every", "keep", "resume", "progress", "remat"}
+        free = {"output", "eval_every", "save_every", "keep", "resume", "progress"}
+        free |= {"remat", "remat_every"}
         return {
             field.name: _plain(getattr(self, field.name))
             for field in dataclasses.fields(self)

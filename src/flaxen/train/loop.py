@@ -15,7 +15,7 @@ import jax
 
 from flaxen.core.errors import CheckpointError, FlaxenError
 from flaxen.families import find
-from flaxen.layers.runtime import Checkpointing, Runtime
+from flaxen.layers.runtime import Runtime
 from flaxen.show import loss_picture
 from flaxen.train.checkpoint import Checkpoints, checksum
 from flaxen.train.config import Paths, TrainConfig
@@ -156,8 +156,8 @@ def _prepare(
             seed=config.seed,
         )
         check_apart(adapters(tree), find(model.config.model_type).names)
-    if config.remat:
-        runtime = dataclasses.replace(runtime, checkpointing=Checkpointing("block"))
+    if (how := config.checkpointing()) is not None:
+        runtime = dataclasses.replace(runtime, checkpointing=how)
     trainer, state = make_trainer(tree, runtime, config, steps)
     step = 0
     if checkpoints.steps():

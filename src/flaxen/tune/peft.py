@@ -158,14 +158,11 @@ def load_adapter(tree: Any, folder: str | os.PathLike[str], names: Mapping[str, 
 def _modules(tree: Any, path: str, names: Mapping[str, Any]) -> list[str]:
     """The hub names of the modules that a (stacked) projection stands for."""
     rename = renamer({key: name for key, name in names.items() if isinstance(name, str)})
-    layers, found = tree.layers, re.fullmatch(r"layers\.(body|tail)\.(\d+)(\..+)", path)
+    layers, found = tree.layers, re.fullmatch(r"layers\.(head|body|tail)\.(\d+)(\..+)", path)
     if found is None or not isinstance(layers, Folded):
         return [rename(path)]
-    kind, index, rest = found[1], int(found[2]), found[3]
-    period = len(layers.body)
-    if kind == "tail":
-        return [rename(f"layers.{layers.count * period + index}{rest}")]
-    return [rename(f"layers.{i * period + index}{rest}") for i in range(layers.count)]
+    part, place, rest = found[1], int(found[2]), found[3]
+    return [rename(f"layers.{i}{rest}") for i in layers.indices(part, place)]
 
 
 def _stacked(parts: Iterable[np.ndarray | None], shape: tuple[int, ...]) -> np.ndarray:
