@@ -17,6 +17,7 @@ from flaxen.generate.loop import Step, advance, begin, programs, stretches, swit
 from flaxen.generate.prompt import Prompt, read_prompt
 from flaxen.generate.sampling import Sampling
 from flaxen.generate.settings import Settings, resolve
+from flaxen.layers.runtime import RINGS
 
 
 @dataclasses.dataclass
@@ -169,5 +170,6 @@ def _check_switch(model: Any, prompt: Prompt, cache: Cache, asked: Settings) -> 
 
 
 def _roomy(model: Any, cache: Cache, rows: int, slots: int) -> Cache:
-    fits(cache, jax.eval_shape(lambda: model.module.init_cache(rows, 1)))
-    return cache if slots <= cache.capacity else cache.grown(bucket(slots))
+    fits(cache, jax.eval_shape(lambda: model.module.init_cache(rows, 1, runtime=RINGS)))
+    enough = cache.endless or slots <= cache.capacity
+    return cache if enough else cache.grown(bucket(slots))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
 
 from flaxen.attention import Call, Mask, choose
-from flaxen.cache import Dense
+from flaxen.cache import KeysValues, Order, keys_and_values
 from flaxen.core.platform import platform
 from flaxen.core.tree import module, static
 from flaxen.layers.context import Context
@@ -32,8 +33,8 @@ class Attention:
     softcap: static[float | None] = None
 
     def __call__(
-        self, x: jax.Array, ctx: Context, cache: Dense | None = None
-    ) -> tuple[jax.Array, Dense | None]:
+        self, x: jax.Array, ctx: Context, cache: KeysValues | None = None
+    ) -> tuple[jax.Array, KeysValues | None]:
         """x (B, T, D) -> (B, T, D), and the cache with the new keys in it."""
         lay = lambda y, heads: ctx.runtime.constrain(y, "batch", "seq", heads, "head_dim")
         q = lay(self.q_norm(self.q_proj(x)), "heads")
@@ -43,12 +44,18 @@ class Attention:
             cos, sin = ctx.rotation(self.rope)
             q, k = (rotate(y, cos, sin, self.rope.interleaved) for y in (q, k))
         if cache is not None and ctx.at is not None:
-            cache = cache.append(k, v, ctx.at)
-            if not ctx.scene.aligned:
-                k, v = cache.keys()
+            cache, k, v, scene = cache.remember(k, v, ctx.at, ctx.scene)
+            ctx = dataclasses.replace(ctx, scene=scene)
         call = self.call(q, k, v, ctx)
         y = choose(call).attend(q, k, v, call, ctx.scene)
         return self.o_proj(lay(y, "heads")), cache
+
+    def cache(self, order: Order) -> KeysValues:
+        """The shapes of what this layer remembers."""
+        k, v = (x.weight.shape for x in (self.k_proj, self.v_proj))
+        mask = self.mask
+        window = None if mask.prefix else mask.window or mask.chunk
+        return keys_and_values(order, k[-3], k[-2], v[-2], window)
 
     def call(self, q: jax.Array, k: jax.Array, v: jax.Array, ctx: Context) -> Call:
         """This layer's attention as a description."""

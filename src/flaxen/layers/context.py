@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 
 from flaxen.attention import Scene
+from flaxen.cache import NewTokens
 from flaxen.core.tree import module, static
 from flaxen.layers.rope import Rope
 from flaxen.layers.runtime import PLAIN, Runtime
@@ -12,14 +13,14 @@ from flaxen.layers.runtime import PLAIN, Runtime
 
 @module
 class Context:
-    """positions: (B, T) for rotary embeddings; rotary: (cos, sin) for each of `ropes`; at: the slot
-    where new keys go, with a cache.
+    """positions: (B, T) for rotary embeddings; rotary: (cos, sin) for each of `ropes`; at: what
+    enters the cache, and where, with a cache.
     """
 
     positions: jax.Array
     scene: Scene
     rotary: tuple[tuple[jax.Array, jax.Array], ...]
-    at: jax.Array | None = None
+    at: NewTokens | None = None
     ropes: static[tuple[Rope, ...]] = ()
     runtime: static[Runtime] = PLAIN
 
