@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from flaxen.attention import Scene
 from flaxen.cache import Cache, CacheSettings, Order, described, empty, keys_and_values, latents
 
 LAYOUTS = ["dense", "ring", "paged", "latent"]
@@ -15,11 +16,11 @@ CODECS = [None, "int8", "int4", "fp8"]
 WINDOW = 4
 
 
-def cache(layout: str, codec: str | None = None, length: int = 12, batch: int = 2) -> Cache:
+def cache(layout: str, codec: str | None = None, length: int = 12, placement: Any = None) -> Cache:
     """Keys and values have 8 and 6 channels; a ring is 4 wide, pages are 4 long."""
     kind = "dense" if layout == "latent" else layout
     settings = CacheSettings(layout=kind, codec=codec, page_size=4)
-    order = Order(batch, length, np.float32, settings)
+    order = Order(2, length, np.float32, settings, placement)
     if layout == "latent":
         return empty(described(order, [latents(order, 6, 8)]))
     return empty(described(order, [keys_and_values(order, 2, 8, 6, WINDOW)]))
@@ -50,5 +51,29 @@ def appended(cache: Cache, new: Any, valid: Any) -> Cache:
     )
 
 
-def bits(tree: Any) -> list[bytes]:
-    return [np.asarray(x).tobytes() for x in jax.tree.leaves(tree)]
+@jax.jit
+def _contents(cache: Cache) -> Any:
+    cache, at = cache.advance(jnp.zeros((len(cache.lengths), 1), bool))
+    layer = cache.layers[0]
+    scene = layer.seen(Scene(q_slots=at.positions, k_slots=at.positions), at)
+    return jnp.broadcast_to(scene.k_slots, scene.keep.shape), scene.keep, layer.read(at, "float32")
+
+
+def row(cache: Cache, number: int) -> list[np.ndarray]:
+    """Positions, keys and values of a row's real tokens, in the order in which they are stored."""
+    slots, keep, vectors = jax.device_get(_contents(cache))
+    return [x[number][keep[number]] for x in (slots, *vectors)]
+
+
+def bits(cache: Cache) -> list[bytes]:
+    """All that is stored, page by page where there are pages, as bytes."""
+    layers = cache.layers
+    if cache.pages is not None:
+        table = np.asarray(cache.pages.table)
+        layers = jax.tree.map(lambda x: np.asarray(x)[table[table >= 0]], layers)
+    shared = (cache.index, cache.keep, cache.lengths)
+    return [np.asarray(x).tobytes() for x in jax.tree.leaves((layers, shared))]
+
+
+advance = jax.jit(lambda cache, valid: cache.advance(valid)[1].room)
+"""Whether there is room for tokens."""

@@ -50,10 +50,14 @@ class Stored:
 def fingerprint(config: str, weights: Iterable[Any]) -> str:
     """A name for a model: its configuration, and the first few values of each of its weights."""
     name = hashlib.sha256(config.encode())
-    corners = [x[(0,) * (x.ndim - 1)][:8] if x.ndim else x for x in weights]
-    for corner in jax.device_get(corners):
+    for corner in jax.device_get(_corners(list(weights))):
         name.update(np.asarray(corner, np.float32).tobytes())
     return name.hexdigest()
+
+
+@jax.jit
+def _corners(weights: list[jax.Array]) -> list[jax.Array]:
+    return [x[(0,) * (x.ndim - 1)][:8] if x.ndim else x for x in weights]
 
 
 def save(cache: Cache, path: str | Path, model: str) -> None:
