@@ -58,3 +58,14 @@ def test_padded_rows_in_pieces_see_what_plain_attention_sees(layout, codec):
             p = np.exp(np.einsum("NH,SNH->NS", q[row, t], k[row, seen]) / 100)
             want = np.einsum("NS,SNH->NH", p / p.sum(-1, keepdims=True), v[row, seen])
             np.testing.assert_allclose(got[row, t], want, atol=2e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("codec", caches.CODECS)
+def test_a_fresh_prompt_too_sees_what_is_stored(codec):
+    k, v = (jnp.asarray(x) for x in caches.tokens("dense", 3))
+    cache, at = caches.cache("dense", codec).advance(jnp.ones((2, 3), bool))
+    scene = Scene(q_slots=at.positions, k_slots=at.positions, aligned=True)
+    layer, *seen, after = cache.layers[0].remember(k, v, at, scene)
+    assert after is scene
+    for x, y in zip(seen, layer.keys(), strict=True):
+        np.testing.assert_array_equal(x, y[:, :3])

@@ -52,7 +52,7 @@ def test_padding_takes_no_place(layout):
 
 def test_a_ring_holds_the_last_tokens_and_knows_which():
     k, v = caches.tokens("ring", 11)
-    cache = caches.appended(caches.cache("ring"), (k, v), np.ones((2, 11), bool))
+    cache = caches.appended(caches.cache("ring", length=6), (k, v), np.ones((2, 11), bool))
     slots, keys, values = caches.row(cache, 1)
     assert slots.tolist() == [8, 9, 10, 7]
     np.testing.assert_array_equal(keys, k[1, slots])

@@ -24,8 +24,9 @@ from flaxen.shard import Placement
 class Cache:
     """All layers' memories, and what they share.
 
-    index: the next free slot, the same for every row; keep: (B, S) True where a real token stands;
-    lengths: (B,) real tokens so far, the next token's position; pages: whose they are, if any.
+    index: the next free slot, the same for every row; keep: (B, S) True in slots where a real token
+    stands; lengths: (B,) real tokens so far, the next token's position; pages: whose they are.
+    Rings and pages go by `lengths` and need no slots.
     """
 
     layers: Any
@@ -53,13 +54,13 @@ class Cache:
     ) -> tuple[Cache, NewTokens]:
         """Reserve room for new tokens; valid (B, T) is False for padding."""
         slots, lengths = valid.shape[1], self.lengths + valid.sum(1, dtype=jnp.int32)
-        keep = jax.lax.dynamic_update_slice_in_dim(self.keep, valid, self.index, axis=1)
-        pages, room = self.pages, None
+        keep, pages, room = self.keep, self.pages, None
         if pages is not None:
             pages = pages.allocate(jnp.minimum(lengths, self.capacity))
             room = (pages.enough(lengths) & (lengths <= self.capacity))[:, None, None]
         elif not self.endless:
             room = self.index + slots <= self.capacity
+            keep = jax.lax.dynamic_update_slice_in_dim(keep, valid, self.index, axis=1)
         new = NewTokens(
             slot=self.index,
             valid=valid,
@@ -89,7 +90,7 @@ class Cache:
         )
 
     def cropped(self, slots: Any) -> Cache:
-        """Only what stands in the first `slots` slots, to go on from there.
+        """Only what stands in the first `slots` slots (with pages: tokens), to go on from there.
 
         Raises:
             CacheError: when a layer has forgotten, or mixed, what stood there.
@@ -100,7 +101,9 @@ class Cache:
                 "layout='dense', or read the text again."
             )
         keep = self.keep & (jnp.arange(self.capacity) < slots)
-        index, lengths = jnp.asarray(slots, jnp.int32), keep.sum(1, dtype=jnp.int32)
+        paged = self.pages is not None
+        lengths = jnp.minimum(self.lengths, slots) if paged else keep.sum(1, dtype=jnp.int32)
+        index = jnp.asarray(slots, jnp.int32)
         return dataclasses.replace(self, index=index, keep=keep, lengths=lengths)
 
     def freed(self, rows: jax.Array) -> Cache:
@@ -113,7 +116,6 @@ class Cache:
             raise CacheError("Only a paged cache can free single rows; use layout='paged'.")
         return dataclasses.replace(
             self,
-            keep=self.keep & ~rows[:, None],
             lengths=jnp.where(rows, 0, self.lengths),
             pages=self.pages.freed(rows),
         )

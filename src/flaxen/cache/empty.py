@@ -49,7 +49,7 @@ class Order:
         return -(-self.length // self.settings.page_size)
 
     def array(self, shape: tuple[int, ...], axes: tuple[str, ...], dtype: Any) -> Any:
-        """One array that all layers share: its shape and place."""
+        """One array: its shape and place. An axis of which the plan does not speak stays whole."""
         where = self.placement
         if where is None:
             return jax.ShapeDtypeStruct(shape, dtype)

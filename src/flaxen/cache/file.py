@@ -65,8 +65,7 @@ def save(cache: Cache, path: str | Path, model: str) -> None:
 
     Quantised vectors are written as they are.
     """
-    path, first = Path(path), next(x for x in cache.layouts if hasattr(x, "codec"))
-    codec: Any = getattr(first, "codec")  # noqa: B009
+    path, codec = Path(path), cache.layouts[0].codec
     about = Stored(
         model=model,
         batch=cache.keep.shape[0],

@@ -39,8 +39,9 @@ class NewTokens:
 
 
 class Layout:
-    """What one layer remembers. `endless`: it never runs out of room."""
+    """What one layer remembers. codec: how it is stored; endless: it never runs out of room."""
 
+    codec: Codec
     endless: ClassVar[bool] = False
 
     @property

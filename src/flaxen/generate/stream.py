@@ -171,5 +171,4 @@ def _check_switch(model: Any, prompt: Prompt, cache: Cache, asked: Settings) -> 
 
 def _roomy(model: Any, cache: Cache, rows: int, slots: int) -> Cache:
     fits(cache, jax.eval_shape(lambda: model.module.init_cache(rows, 1, runtime=RINGS)))
-    enough = cache.endless or slots <= cache.capacity
-    return cache if enough else cache.grown(bucket(slots))
+    return cache if slots <= cache.capacity else cache.grown(bucket(slots))
