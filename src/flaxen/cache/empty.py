@@ -5,6 +5,7 @@ zeros.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from pathlib import Path
 from typing import Any
@@ -61,9 +62,14 @@ class Order:
         """What the codec stores of vectors in a layer (or of all stacked ones)."""
         if self.layers is not None:
             shape, axes = (self.layers, *shape), ("layers", *axes)
-        plain = jax.ShapeDtypeStruct(shape, self.dtype)
-        stored = jax.eval_shape(self.codec.encode, plain)
+        stored = _stored(self.codec, shape)
         return jax.tree.map(lambda x: self.array(x.shape, axes, x.dtype), stored)
+
+
+@functools.lru_cache(maxsize=64)
+def _stored(codec: Codec, shape: tuple[int, ...]) -> Any:
+    """The shapes of what a codec makes of vectors; most layers ask for the same."""
+    return jax.eval_shape(codec.encode, jax.ShapeDtypeStruct(shape, codec.dtype))
 
 
 def keys_and_values(
