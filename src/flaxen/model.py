@@ -18,7 +18,7 @@ from flaxen.core.tree import Param, is_param, module, paths, static
 from flaxen.edit import Editable
 from flaxen.layers.checkpointing import cache_in_training
 from flaxen.layers.cross_entropy import IGNORED
-from flaxen.layers.runtime import PLAIN, Runtime
+from flaxen.layers.runtime import PLAIN, RINGS, Runtime
 from flaxen.models.outputs import CausalOutput
 
 
@@ -133,11 +133,11 @@ class Model(Editable):
                 labels=labels,
                 output_hidden_states=output_hidden_states or None,
             )
-            fits(past_key_values, self._empty_cache(len(ids), 1))
-            room_for(past_key_values, ids.shape[1])
+            fits(past_key_values, self.module.cache_shapes(len(ids), 1, runtime=RINGS))
             valid = fit("attention_mask", attention_mask, tail=True)
             valid = np.ones(ids.shape, bool) if valid is None else valid.astype(bool)
             same_side(self.module, past_key_values, valid.sum(1))
+            room_for(past_key_values, valid)
             return causal.forward_cached(
                 self.module, ids, past_key_values, valid, runtime=self.runtime
             )
@@ -191,10 +191,6 @@ class Model(Editable):
                 "the positions, and gives logits only. Leave them out, or call without a cache."
             )
 
-    def _empty_cache(self, batch_size: int, max_length: int) -> Any:
-        """The shapes of a cache, which cost nothing."""
-        return jax.eval_shape(lambda: self.module.init_cache(batch_size, max_length))
-
     def _check_labels(self, labels: Any) -> None:
         vocab = self.module.embed_tokens.vocab_size
         if isinstance(labels, np.ndarray):
@@ -237,13 +233,48 @@ class Model(Editable):
         return x
 
     def init_cache(self, batch_size: int, max_length: int, dtype: Any = None) -> Any:
-        """An empty key-value cache for `past_key_values`, with `max_length` slots a row."""
+        """An empty cache for `past_key_values`, with `max_length` slots a row, laid out and stored
+        as `runtime.cache` says.
+
+        Raises:
+            CacheError: for a size that holds nothing, or more than there is memory for.
+        """
+        from flaxen.cache import check_memory, empty
+
         if batch_size < 1 or max_length < 1:
             raise CacheError(
                 f"A cache of {batch_size} rows and {max_length} slots holds nothing; expected at "
                 "least one of each."
             )
-        return self.module.init_cache(batch_size, max_length, dtype, self.runtime)
+        shapes = self.module.cache_shapes(batch_size, max_length, dtype, self.runtime)
+        check_memory(shapes)
+        return empty(shapes)
+
+    def save_cache(self, cache: Any, path: str | Path) -> None:
+        """Write a cache as a safetensors file, for this model to go on from another day."""
+        from flaxen.cache import fits, save
+
+        fits(cache, self.module.cache_shapes(cache.keep.shape[0], 1, runtime=RINGS))
+        save(cache, path, self._fingerprint())
+
+    def load_cache(self, path: str | Path) -> Any:
+        """What `save_cache` wrote, bit by bit, laid out as it was, on this model's mesh.
+
+        Raises:
+            CacheError: when it is another model's, or no cache.
+        """
+        from flaxen.cache import load, stored
+
+        about = stored(path)
+        settings = dataclasses.replace(about.settings, sharded=self.runtime.cache.sharded)
+        runtime = dataclasses.replace(self.runtime, cache=settings)
+        like = self.module.cache_shapes(about.batch, about.length, about.dtype, runtime)
+        return load(path, like, self._fingerprint())
+
+    def _fingerprint(self) -> str:
+        from flaxen.cache import fingerprint
+
+        return fingerprint(self.origin.config_json, jax.tree.leaves(self.module))
 
     def generate(self, input_ids: Any, attention_mask: Any = None, **settings: Any) -> Any:
         """Prompts (B, T) -> (B, T + n) token ids; greedy unless sampling is asked for. See

@@ -14,6 +14,7 @@ import numpy as np
 
 from flaxen.adapter import adapted, base_of
 from flaxen.attention import AttentionSettings, known
+from flaxen.cache import CacheSettings
 from flaxen.convert.arrays import ArrayTensor
 from flaxen.convert.dtypes import DtypePlan, dtype_plan
 from flaxen.convert.formats.checkpoint import Checkpoint, open_checkpoint
@@ -44,6 +45,7 @@ def load(
     mesh: Any = None,
     plan: str | Plan | None = None,
     attention: str = "auto",
+    cache: CacheSettings | str | None = None,
     key_mapping: Mapping[str, str] | None = None,
     adapter: str | Path | None = None,
     revision: str | None = None,
@@ -64,6 +66,7 @@ def load(
     dtype: what floats become (default: as stored): one for all, or by name: {"norm": "float32",
     "*": "bfloat16"}, the first that is found in a tensor's name counts.
     mesh, plan: for example "fsdp=2,tp=4", and which axes it cuts (default "auto").
+    cache: how keys and values are kept while generating: CacheSettings, or a codec ("int8").
     key_mapping: {regex: replacement} for keys of the checkpoint; saving renames them back.
     adapter: a PEFT folder. A `path` that is one is loaded on top of the model that it names.
     revision, token, remote: of a hub id: a branch, tag or commit; whose account; whether to read
@@ -85,6 +88,7 @@ def load(
     placement = placement_on(mesh, plan)
     runtime = Runtime(
         attention=known(AttentionSettings(attention)),
+        cache=cache if isinstance(cache, CacheSettings) else CacheSettings(codec=cache),
         checkpointing=checkpointing_of(remat),
         placement=placement,
     )

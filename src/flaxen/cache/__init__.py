@@ -1,6 +1,55 @@
-"""What decoding remembers: layouts of keys and values."""
+"""What decoding remembers: layouts x codecs."""
 
-from flaxen.cache.dense import Cache, Dense, fits, room_for
+from flaxen.cache.cache import Cache, fits, room_for
+from flaxen.cache.codec import CODECS, AsIs, Codec, Fp8, Int4, Int8, codec_for
+from flaxen.cache.dense import Dense, Latent
+from flaxen.cache.empty import (
+    Order,
+    check_memory,
+    described,
+    empty,
+    keys_and_values,
+    latents,
+    states,
+)
+from flaxen.cache.file import Stored, fingerprint, load, save, stored
+from flaxen.cache.layout import KeysValues, Layout, NewTokens
+from flaxen.cache.paged import Paged, Pages
+from flaxen.cache.recurrent import Recurrent
+from flaxen.cache.ring import Ring
 from flaxen.cache.settings import CacheSettings
 
-__all__ = ["Cache", "CacheSettings", "Dense", "fits", "room_for"]
+__all__ = [
+    "CODECS",
+    "AsIs",
+    "Cache",
+    "CacheSettings",
+    "Codec",
+    "Dense",
+    "Fp8",
+    "Int4",
+    "Int8",
+    "KeysValues",
+    "Latent",
+    "Layout",
+    "NewTokens",
+    "Order",
+    "Paged",
+    "Pages",
+    "Recurrent",
+    "Ring",
+    "Stored",
+    "check_memory",
+    "codec_for",
+    "described",
+    "empty",
+    "fingerprint",
+    "fits",
+    "keys_and_values",
+    "latents",
+    "load",
+    "room_for",
+    "save",
+    "states",
+    "stored",
+]

@@ -1,4 +1,4 @@
-"""A cache with one slot per token, allocated for what is asked."""
+"""A slot for each token, the same for all rows."""
 
 from __future__ import annotations
 
@@ -6,110 +6,87 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.core import Tracer
 
-from flaxen.core.errors import CacheError
-from flaxen.core.tree import module
+from flaxen.cache.codec import Codec, width
+from flaxen.cache.layout import KeysValues, Layout, NewTokens, cut_keys, put
+from flaxen.core.tree import module, static
+
+AXES = ("batch", "kv_heads", "keys", "head_dim")
 
 
 @module
-class Dense:
-    """Keys and values of one layer, unrepeated and head-major: (B, K, S, H)."""
+class Dense(KeysValues):
+    """Keys and values as (B, K, S, H)."""
 
-    k: jax.Array
-    v: jax.Array
+    def write(self, stored: Any, new: Any, at: NewTokens) -> Any:
+        return write_run(stored, new, at, AXES)
 
-    def append(self, k: jax.Array, v: jax.Array, at: jax.Array) -> Dense:
-        """Write new keys and values, (B, T, K, H), at slot `at` on."""
-        write = lambda old, new: jax.lax.dynamic_update_slice_in_dim(
-            old, new.swapaxes(1, 2).astype(old.dtype), at, axis=2
-        )
-        return Dense(k=write(self.k, k), v=write(self.v, v))
+    def read(self, at: NewTokens | None, dtype: Any) -> tuple[jax.Array, jax.Array]:
+        k, v = (self.codec.decode(x, dtype).swapaxes(1, 2) for x in (self.k, self.v))
+        return k, v
 
     def keys(self) -> tuple[jax.Array, jax.Array]:
-        """Keys and values as attention wants them: (B, S, K, H)."""
-        return self.k.swapaxes(1, 2), self.v.swapaxes(1, 2)
+        """Keys and values in the dtype that they were made for: (B, S, K, H)."""
+        return self.read(None, self.codec.dtype)
+
+    def grown(self, more: int) -> Dense:
+        return Dense(k=wider(self.k, more), v=wider(self.v, more), codec=self.codec)
 
 
 @module
-class Cache:
-    """All layers' keys and values, and what all layers share.
-
-    index: the next free slot, the same for every row; keep: (B, S) True where a real token stands;
-    lengths: (B,) real tokens so far, the next token's position.
+class Latent(Layout):
+    """One compressed vector (B, S, R) and one rotated key (B, S, H) a token, which all heads share:
+    what multi-head latent attention remembers.
     """
 
-    layers: Any
-    index: jax.Array
-    keep: jax.Array
-    lengths: jax.Array
+    latent: Any
+    rope: Any
+    codec: static[Codec]
 
     @property
-    def capacity(self) -> int:
-        return self.keep.shape[1]
+    def token(self) -> tuple[int, ...]:
+        return (*jax.tree.leaves(self.rope)[0].shape[:-3], width(self.latent), width(self.rope))
 
-    def advance(self, valid: jax.Array) -> Cache:
-        """Reserve slots for new tokens; valid (B, T) is False for padding."""
-        keep = jax.lax.dynamic_update_slice_in_dim(self.keep, valid, self.index, axis=1)
-        return Cache(
-            layers=self.layers,
-            index=self.index + valid.shape[1],
-            keep=keep,
-            lengths=self.lengths + valid.sum(1, dtype=jnp.int32),
+    def append(self, latent: jax.Array, rope: jax.Array, at: NewTokens) -> Latent:
+        """Store new vectors, (B, T, R) and (B, T, H)."""
+        axes = ("batch", "keys", "head_dim")
+        return Latent(
+            latent=write_run(self.latent, self.codec.encode(latent), at, axes),
+            rope=write_run(self.rope, self.codec.encode(rope), at, axes),
+            codec=self.codec,
         )
 
-    def grown(self, capacity: int) -> Cache:
-        """The same content with room for `capacity` slots."""
-        more = capacity - self.capacity
-        if more < 0:
-            raise CacheError(f"Cannot shrink a cache of {self.capacity} slots to {capacity}.")
-        wider = lambda x: jnp.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, more), (0, 0)])
-        return Cache(
-            layers=jax.tree.map(wider, self.layers),
-            index=self.index,
-            keep=jnp.pad(self.keep, [(0, 0), (0, more)]),
-            lengths=self.lengths,
+    def keys(self) -> tuple[jax.Array, jax.Array]:
+        """All vectors, (B, S, R) and (B, S, H)."""
+        latent, rope = (self.codec.decode(x, self.codec.dtype) for x in (self.latent, self.rope))
+        return latent, rope
+
+    def grown(self, more: int) -> Latent:
+        return Latent(
+            latent=wider(self.latent, more), rope=wider(self.rope, more), codec=self.codec
         )
 
 
-def fits(cache: Any, wanted: Cache) -> None:
-    """Check that a cache has the rows and the shapes of `wanted`, whatever its length.
+def write_run(stored: Any, new: Any, at: NewTokens, axes: tuple[str, ...]) -> Any:
+    """Write `new` (B, T, ...) from the next free slot on."""
+    axis = axes.index("keys")
+    if any(cut_keys(x, axes, at.placement) for x in jax.tree.leaves(stored)):
+        places = at.slot + jnp.arange(at.valid.shape[1])
+        return put(stored, new, jnp.broadcast_to(places, at.valid.shape), axes, at.placement)
 
-    Raises:
-        CacheError: for another number of rows, another model's cache, or something else.
-    """
-    if not isinstance(cache, Cache):
-        raise CacheError(
-            f"{type(cache).__name__} is no cache; expected what init_cache or a call gave back."
-        )
-    rows, expected = cache.keep.shape[0], wanted.keep.shape[0]
-    if rows != expected:
-        raise CacheError(
-            f"The cache has {rows} rows and the input {expected}; a conversation goes on with the "
-            "same rows."
-        )
+    def write(old: jax.Array, new: jax.Array) -> jax.Array:
+        new = jnp.moveaxis(new, 1, axis)
+        return jax.lax.dynamic_update_slice_in_dim(old, new, at.slot, axis=axis)
 
-    def shapes(c: Cache) -> Any:
-        found = [(*x.shape[:-2], x.shape[-1]) for x in jax.tree.leaves(c.layers)]
-        return jax.tree.structure(c.layers), found
-
-    if shapes(cache) != shapes(wanted):
-        raise CacheError("The cache was made by a model of another shape; start without one.")
+    return jax.tree.map(write, stored, new)
 
 
-def room_for(cache: Cache, tokens: int) -> None:
-    """Check, outside of compiled code, that `tokens` more fit.
+def wider(stored: Any, more: int, axis: int = -2) -> Any:
+    """With `more` empty places at the end of an axis."""
 
-    Raises:
-        CacheError: naming what is stored, asked and available.
-    """
-    if isinstance(cache.index, Tracer):
-        return
-    used = int(cache.index)
-    if used + tokens > cache.capacity:
-        raise CacheError(
-            f"The cache has {cache.capacity} slots, {used} are used and {tokens} more tokens were "
-            "given. "
-            f"Make a larger one (init_cache(batch, {used + tokens})) or call "
-            f"cache.grown({used + tokens})."
-        )
+    def pad(x: jax.Array) -> jax.Array:
+        ends = [(0, 0)] * x.ndim
+        ends[axis] = (0, more)
+        return jnp.pad(x, ends)
+
+    return jax.tree.map(pad, stored)

@@ -16,6 +16,7 @@ from flaxen.generate.loop import Step, advance, begin, programs, stretches
 from flaxen.generate.prompt import Prompt, read_prompt
 from flaxen.generate.sampling import Sampling
 from flaxen.generate.settings import Settings, resolve
+from flaxen.layers.runtime import RINGS
 from flaxen.models.switch import same_side
 from flaxen.shard import on_host
 
@@ -159,5 +160,5 @@ def stream(
 
 
 def _roomy(model: Any, cache: Cache, rows: int, slots: int) -> Cache:
-    fits(cache, jax.eval_shape(lambda: model.module.init_cache(rows, 1)))
+    fits(cache, jax.eval_shape(lambda: model.module.init_cache(rows, 1, runtime=RINGS)))
     return cache if slots <= cache.capacity else cache.grown(bucket(slots))

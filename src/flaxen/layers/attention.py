@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from flaxen.attention import Call, Extras, Mask, choose
-from flaxen.cache import Dense
+from flaxen.cache import KeysValues, Order, keys_and_values
 from flaxen.core.platform import platform
 from flaxen.core.tree import module, static
 from flaxen.layers.context import Context
@@ -38,8 +39,8 @@ class Attention:
     dropout: static[float] = 0.0
 
     def __call__(
-        self, x: jax.Array, ctx: Context, cache: Dense | None = None
-    ) -> tuple[jax.Array, Dense | None]:
+        self, x: jax.Array, ctx: Context, cache: KeysValues | None = None
+    ) -> tuple[jax.Array, KeysValues | None]:
         """x (B, T, D) -> (B, T, D), and the cache with the new keys in it."""
         lay = lambda y, heads: ctx.runtime.constrain(y, "batch", "seq", heads, "head_dim")
         q = lay(self.q_norm(self.q_proj(x)), "heads")
@@ -49,9 +50,8 @@ class Attention:
             cos, sin = ctx.rotation(self.rope)
             q, k = (rotate(y, cos, sin, self.rope.interleaved) for y in (q, k))
         if cache is not None and ctx.at is not None:
-            cache = cache.append(k, v, ctx.at)
-            if not ctx.scene.aligned:
-                k, v = cache.keys()
+            cache, k, v, scene = cache.remember(k, v, ctx.at, ctx.scene)
+            ctx = dataclasses.replace(ctx, scene=scene)
         call = self.call(q, k, v, ctx)
         y = choose(call).attend(q, k, v, call, ctx.scene, self.extras(ctx))
         return self.o_proj(lay(y, "heads")), cache
@@ -61,6 +61,13 @@ class Attention:
         slopes = None if self.slopes is None else jnp.array(self.slopes, jnp.float32)
         key = ctx.dropout_key if self.dropout else None
         return Extras(slopes=slopes, sinks=self.sinks, dropout_key=key)
+
+    def cache(self, order: Order) -> KeysValues:
+        """The shapes of what this layer remembers."""
+        k, v = (x.weight.shape for x in (self.k_proj, self.v_proj))
+        mask = self.mask
+        window = None if mask.prefix else mask.window or mask.chunk
+        return keys_and_values(order, k[-3], k[-2], v[-2], window)
 
     def call(self, q: jax.Array, k: jax.Array, v: jax.Array, ctx: Context) -> Call:
         """This layer's attention as a description."""

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from flaxen.attention import Scene
+from flaxen.cache import NewTokens
 from flaxen.core.tree import module, static
 from flaxen.layers.rope import Rope
 from flaxen.layers.runtime import PLAIN, Runtime
@@ -15,14 +16,15 @@ from flaxen.layers.runtime import PLAIN, Runtime
 
 @module
 class Context:
-    """positions: (B, T) for rotary embeddings; rotary: (cos, sin) for each of `ropes`; at: the slot
-    where new keys go, with a cache; dropout_key: in training, where something is to be dropped.
+    """positions: (B, T) for rotary embeddings; rotary: (cos, sin) for each of `ropes`; at: what
+    enters the cache, and where, with a cache; dropout_key: in training, where something is to be
+    dropped.
     """
 
     positions: jax.Array
     scene: Scene
     rotary: tuple[tuple[jax.Array, jax.Array], ...]
-    at: jax.Array | None = None
+    at: NewTokens | None = None
     dropout_key: jax.Array | None = None
     ropes: static[tuple[Rope, ...]] = ()
     runtime: static[Runtime] = PLAIN

@@ -42,3 +42,6 @@ class Runtime:
 
 PLAIN = Runtime()
 """One device, everything chosen for us."""
+
+RINGS = Runtime(cache=CacheSettings(layout="ring"))
+"""With a ring in every layer with a window: what other caches are compared with."""

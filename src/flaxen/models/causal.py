@@ -151,23 +151,22 @@ def extend(
     In compiled code an overflow cannot raise; it turns the result into NaN instead of shifting
     silently.
     """
-    at, positions = cache.index, cache.lengths[:, None] + jnp.cumsum(valid, 1) - 1
-    cache = cache.advance(valid)
-    T, S = ids.shape[1], cache.capacity
-    new = jnp.arange(T, dtype=jnp.int32)
+    cache, at = cache.advance(valid, runtime.placement if runtime.cache.sharded else None)
+    new = jnp.arange(ids.shape[1], dtype=jnp.int32)
     if fresh:
-        slots = chunk_slots(T, valid) if _has(decoder, "chunk") else new
+        slots = chunk_slots(ids.shape[1], valid) if _has(decoder, "chunk") else new
         scene = Scene(q_slots=slots, k_slots=slots, keep=valid, aligned=True)
     elif _has(decoder, "window") or _has(decoder, "chunk"):
         # These count tokens: padding inside a row must not use them up.
         k_slots = jnp.cumsum(cache.keep, 1, dtype=jnp.int32) - 1
-        scene = Scene(q_slots=positions, k_slots=k_slots, keep=cache.keep)
+        scene = Scene(q_slots=at.positions, k_slots=k_slots, keep=cache.keep)
     else:
-        k_slots = jnp.arange(S, dtype=jnp.int32)
-        scene = Scene(q_slots=at + new, k_slots=k_slots, keep=cache.keep)
-    ctx = decoder.context(jnp.maximum(positions, 0), scene, runtime, at=at)
+        k_slots = jnp.arange(cache.capacity, dtype=jnp.int32)
+        scene = Scene(q_slots=at.slot + new, k_slots=k_slots, keep=cache.keep)
+    ctx = decoder.context(jnp.maximum(at.positions, 0), scene, runtime, at=at)
     x, layers, _ = decoder.hidden(ids, ctx, cache.layers)
-    return jnp.where(at + T <= S, x, jnp.nan), dataclasses.replace(cache, layers=layers)
+    x = x if at.room is None else jnp.where(at.room, x, jnp.nan)
+    return x, dataclasses.replace(cache, layers=layers)
 
 
 @partial(jax.jit, static_argnames=("runtime",))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from flaxen.attention import Scene
-from flaxen.cache import Cache, Dense
+from flaxen.cache import Cache, NewTokens, Order, described, empty
 from flaxen.core.tree import module, static, walk
 from flaxen.layers.attention import Attention
 from flaxen.layers.context import Context
@@ -32,7 +33,7 @@ class Decoder:
     logit_softcap: static[float | None] = None
 
     def context(
-        self, positions: jax.Array, scene: Scene, runtime: Runtime, at: jax.Array | None = None
+        self, positions: jax.Array, scene: Scene, runtime: Runtime, at: NewTokens | None = None
     ) -> Context:
         """What the layers look at, with each distinct rope's tables computed once."""
         attentions = (m for m in walk(self.layers) if isinstance(m, Attention))
@@ -89,28 +90,17 @@ class Decoder:
     def init_cache(
         self, batch: int, length: int, dtype: Any = None, runtime: Runtime = PLAIN
     ) -> Cache:
-        """An empty cache with `length` slots for each of `batch` rows; sizes come from the weights'
-        shapes.
-        """
-        zeros = lambda shape, axes, kind: jnp.zeros(
-            shape,
-            kind,
-            device=runtime.placement.activation(shape, axes) if runtime.placement else None,
-        )
-        kind = dtype or self.embed_tokens.weight.dtype
-        axes = ("batch", "kv_heads", "keys", "head_dim")
+        """An empty cache with room for `length` tokens in each of `batch` rows."""
+        return empty(self.cache_shapes(batch, length, dtype, runtime))
 
-        def one(block: Any, *stack: int) -> Dense:
-            def empty(proj: Linear) -> jax.Array:
-                heads, head_dim = proj.weight.shape[-3:-1]
-                shape = (*stack, batch, heads, length, head_dim)
-                return zeros(shape, ("layers",) * len(stack) + axes, kind)
+    def cache_shapes(
+        self, batch: int, length: int, dtype: Any = None, runtime: Runtime = PLAIN
+    ) -> Cache:
+        """The shapes of a cache, which cost nothing: from those of the weights."""
+        dtype = self.embed_tokens.weight.dtype if dtype is None else dtype
+        order = Order(batch, length, dtype, runtime.cache, runtime.placement)
 
-            return Dense(k=empty(block.self_attn.k_proj), v=empty(block.self_attn.v_proj))
+        def one(block: Any, count: int | None = None) -> Any:
+            return block.self_attn.cache(dataclasses.replace(order, layers=count))
 
-        return Cache(
-            layers=for_each(self.layers, one),
-            index=zeros((), (), jnp.int32),
-            keep=zeros((batch, length), ("batch", "keys"), jnp.bool_),
-            lengths=zeros((batch,), ("batch",), jnp.int32),
-        )
+        return described(order, for_each(self.layers, one))

@@ -76,7 +76,7 @@ def _rules(rules: Mapping[str, str | tuple[str, ...]] | Rules, field: str) -> Ru
 
 
 _TENSOR = {"heads": "tp", "kv_heads": "tp", "mlp": "tp", "vocab": "tp"}
-_DATA = {"batch": ("dp", "fsdp"), "seq": "sp"}
+_DATA = {"batch": ("dp", "fsdp"), "seq": "sp", "keys": "sp"}
 
 PLANS: Registry[Plan] = Registry("plan")
 PLANS.register("auto", Plan(_TENSOR | {"embed": "fsdp", "experts": "ep"}, _TENSOR | _DATA, "auto"))
