@@ -30,7 +30,7 @@ from flaxen.fresh import from_config, initial
 from flaxen.layers.runtime import Checkpointing, Runtime
 from flaxen.model import Model, Origin
 from flaxen.models.fold import folded, in_body, stack_params
-from flaxen.quantize import keeps, packed, stored_settings
+from flaxen.quantize import Rules, keeps, packed, rounded_leaves, stored_settings
 from flaxen.shard import Placement, Plan, placement_on
 
 __all__ = ["from_config", "load"]
@@ -54,6 +54,7 @@ def load(
     scan_layers: bool | None = None,
     remat: bool = False,
     quantized: str = "dequantize",
+    bits: Rules | None = None,
     progress: Progress = True,
 ) -> Model:
     """Open a Hugging Face folder, a hub id or a file of weights as a Model.
@@ -74,6 +75,8 @@ def load(
     speed, on elsewhere). remat: compute activations again in the backward pass.
     quantized: "keep" leaves quantised matrices packed in memory, and saving gives them back as they
     were; "dequantize" makes plain weights of them.
+    bits: round projections to 8 or 4 bits while they are read: for all, or by path, {"mlp": 4,
+    "self_attn": 8}. See `Model.quantize`.
     progress: True for a bar on a terminal, False, or a function told bytes as they arrive.
 
     Raises:
@@ -102,7 +105,7 @@ def load(
     if abstract:
         module = folded(module, stack_params) if scan else module
     else:
-        module = _read(module, found.weights, placement, scan, keep, progress)
+        module = _read(module, found.weights, placement, scan, keep, bits, progress)
         report = dataclasses.replace(
             report, bytes_read=checkpoint.bytes_read, seconds=time.perf_counter() - start
         )
@@ -143,10 +146,11 @@ def _read(
     placement: Placement | None,
     scan: bool,
     keep: bool,
+    bits: Rules | None,
     progress: Progress,
 ) -> Any:
     """The module with arrays in place of its descriptions: read, or fresh where nothing is, or
-    packed weights where there are such to `keep`.
+    packed weights where there are such to `keep`, or rounded ones as `bits` says.
     """
 
     def tensor(path: str, param: Param) -> LazyTensor:
@@ -165,6 +169,10 @@ def _read(
     if keep:
         packs, places = packed(leaves, where, in_body(module))
         leaves, where = leaves | packs, where | places
+    if bits is not None:
+        plain = {path: x for path, x in leaves.items() if isinstance(x, LazyTensor)}
+        rounds, places = rounded_leaves(module, plain, where, bits)
+        leaves, where = leaves | rounds, where | places
     total = sum(t.nbytes for t in jax.tree.leaves(leaves))
     with reporting(progress, "Loading", total) as report:
         return rebuild(module, place(leaves, where, progress=report))
