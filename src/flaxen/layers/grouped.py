@@ -82,7 +82,9 @@ def _in_blocks_bwd(kept: Any, grad: jax.Array) -> Any:
     def block(sums: Any, group: jax.Array, row: jax.Array, end: jax.Array) -> Any:
         dx, dw = sums
         g = _rows(grads, row, height)
-        dx = _written(dx, product(g, _matrix(weight, group, x.dtype), (((1,), (0,)), ((), ()))), row)
+        dx = _written(
+            dx, product(g, _matrix(weight, group, x.dtype), (((1,), (0,)), ((), ()))), row
+        )
         if dw is None:
             return dx, None
         ours = (row + jnp.arange(height) < end)[:, None]

@@ -3,6 +3,7 @@ writing.
 """
 
 from flaxen.quantize.fp8 import quantize_fp8
+from flaxen.quantize.gptq import gptq_tensors, plain_tensor
 from flaxen.quantize.keep import keeps, packed, packed_leaf, stored_settings, stored_tensors
 from flaxen.quantize.leaf import QuantizedWeight
 from flaxen.quantize.rounded import RoundedWeight
@@ -14,9 +15,11 @@ __all__ = [
     "RoundedWeight",
     "Rounding",
     "Rules",
+    "gptq_tensors",
     "keeps",
     "packed",
     "packed_leaf",
+    "plain_tensor",
     "quantize_fp8",
     "rounded",
     "rounded_leaves",

@@ -32,18 +32,22 @@ class RoundedWeight(QuantizedWeight):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        codes = self.parts["codes"].shape
-        outs = codes[-2] * self._rounding.outputs
+        flat = self.flat_shape
         # Where a mesh has cut experts, a matrix is smaller here than as a whole.
-        inner = self.inner if len(self.inner) > 2 else (outs, codes[-1])
-        return (*codes[:-2], *inner)
+        return flat if len(self.inner) == 2 else (*flat[:-2], *self.inner)
+
+    @property
+    def flat_shape(self) -> tuple[int, ...]:
+        """(..., out, in)"""
+        codes = self.parts["codes"].shape
+        return (*codes[:-2], codes[-2] * self.rounding.outputs, codes[-1])
 
     @property
     def nbytes(self) -> int:
         return sum(part.nbytes for part in self.parts.values())
 
     @property
-    def _rounding(self) -> Rounding:
+    def rounding(self) -> Rounding:
         assert isinstance(self.scheme, Rounding)
         return self.scheme
 
@@ -76,7 +80,7 @@ class RoundedWeight(QuantizedWeight):
 
     def _run(self, x: jax.Array, stored: jax.Array, scales: jax.Array) -> jax.Array:
         """Some outputs: x (R, in), stored (out / outputs, in), scales (out, groups) -> (R, out)."""
-        if self._rounding.bits == 8:
+        if self.rounding.bits == 8:
             return _scaled(x, stored, scales)
         # Apart, so that no two halves of a byte have to become neighbours in memory.
         pairs = scales.reshape(-1, 2, scales.shape[-1])
@@ -85,8 +89,8 @@ class RoundedWeight(QuantizedWeight):
 
     def rows(self, ids: jax.Array) -> jax.Array:
         """As `core.dot.rows`, for the values; only the rows that are asked for are worked out."""
-        stored = self.parts["codes"][ids // self._rounding.outputs]
-        if self._rounding.bits == 4:
+        stored = self.parts["codes"][ids // self.rounding.outputs]
+        if self.rounding.bits == 4:
             low, high = nibbles(stored, jnp)
             stored = jnp.where((ids % 2 == 0)[..., None], low, high)
         scales = self.parts["scales"][ids].astype(jnp.float32)

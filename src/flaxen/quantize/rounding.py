@@ -135,4 +135,3 @@ def nibbles(stored: Any, xp: Any = np) -> tuple[Any, Any]:
     """The low and the high halves of bytes, as signed numbers."""
     raw = stored.view(xp.int8)
     return (raw << 4) >> 4, raw >> 4
-

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -23,7 +23,7 @@ from flaxen.quantize.keep import part_shardings
 from flaxen.quantize.leaf import QuantizedWeight
 from flaxen.quantize.rounded import RoundedWeight, rounded_weight
 from flaxen.quantize.rounded_tensors import rounded_parts
-from flaxen.quantize.rounding import Rounding
+from flaxen.quantize.rounding import GROUPS, Rounding
 
 Rules = int | Rounding | Mapping[str, int | Rounding | None]
 """How all projections are rounded; or for each expression that may be found in a path, how weights
@@ -36,20 +36,24 @@ MODULES = (Linear, Embedding, Projections, Router)
 class Site(NamedTuple):
     """A matrix that may be rounded.
 
-    names: its path, or in a folded model those of the layers that are stacked in it. lead: axes of
-    layers and experts. contract: how many of the last axes are inputs. usual: whether it is rounded
+    names: its path, or in a folded model those of the layers that are stacked in it. shape: its
+    weight's. lead: axes of layers and experts. contract: how many of the last axes are inputs. usual: whether it is rounded
     when nothing names it: a projection that is no head, table or router.
     """
 
     names: tuple[str, ...]
+    shape: tuple[int, ...]
     lead: int
     contract: int
     usual: bool
 
-    def matrix(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Sizes of outputs and of inputs."""
-        split = len(shape) - self.contract
-        return shape[self.lead : split], shape[split:]
+    @property
+    def outs(self) -> tuple[int, ...]:
+        return self.shape[self.lead : len(self.shape) - self.contract]
+
+    @property
+    def ins(self) -> tuple[int, ...]:
+        return self.shape[len(self.shape) - self.contract :]
 
 
 def sites(tree: Any) -> dict[str, Site]:
@@ -64,8 +68,9 @@ def sites(tree: Any) -> dict[str, Site]:
         contract = layer.contract if isinstance(layer, Linear) else 1
         lead = int(stacked(path)) + isinstance(layer, Projections)
         usual = isinstance(layer, Linear | Projections) and not re.search(KEPT, path)
-        if len(layer.weight.shape) - lead - contract > 0:
-            found[path] = Site(names(path), lead, contract, usual)
+        site = Site(names(path), layer.weight.shape, lead, contract, usual)
+        if site.outs:
+            found[path] = site
     return found
 
 
@@ -96,8 +101,8 @@ def chosen(found: Mapping[str, Site], rules: Rules) -> dict[str, Rounding]:
             layers that are stacked and would differ.
     """
     if not isinstance(rules, Mapping):
-        rounding = _rounding(rules)
-        return {path: rounding for path, site in found.items() if site.usual}
+        usual = {path: site for path, site in found.items() if site.usual}
+        return dict.fromkeys(usual, _alike(_rounding(rules), usual.values()))
     every = [name for site in found.values() for name in site.names]
     parsed = {_expression(text, every): _rounding(each) for text, each in rules.items()}
 
@@ -114,6 +119,15 @@ def chosen(found: Mapping[str, Site], rules: Rules) -> dict[str, Rounding]:
             )
         out[path] = ways.pop()
     return {path: rounding for path, rounding in out.items() if rounding is not None}
+
+
+def _alike(rounding: Rounding, found: Iterable[Site]) -> Rounding:
+    """With the group that divides the inputs of all, if there is one: files know of no others."""
+    if rounding.bits == 8 or rounding.group is not None:
+        return rounding
+    widths = [math.prod(site.ins) for site in found]
+    group = next((g for g in GROUPS if all(n % g == 0 for n in widths)), None)
+    return Rounding(rounding.bits, group)
 
 
 def _rounding(value: Any) -> Any:
@@ -160,14 +174,14 @@ def rounded_leaves(
 def _leaf(
     path: str, site: Site, tensor: LazyTensor, rounding: Rounding, whole: bool
 ) -> RoundedWeight:
-    outs, ins = site.matrix(tensor.shape)
-    rows, width = math.prod(outs), math.prod(ins)
+    rows, width = math.prod(site.outs), math.prod(site.ins)
     try:
         fitted = rounding.fitted(rows, width)
     except ConfigError as error:
         raise ConfigError(f"{path} cannot be rounded: {error} Give it another rule.") from error
     parts = rounded_parts(tensor.reshape((*tensor.shape[: site.lead], rows, width)), fitted)
-    return rounded_weight(parts, fitted, (*outs, *ins), len(outs), tensor.dtype, whole=whole)
+    inner = (*site.outs, *site.ins)
+    return rounded_weight(parts, fitted, inner, len(site.outs), tensor.dtype, whole=whole)
 
 
 def rounded(tree: Any, rules: Rules) -> Any:
