@@ -76,9 +76,9 @@ def test_a_gradient_goes_to_x_and_keeps_no_values(rounding):
     leaf, values = leaf_of(rounding)
     rng = np.random.default_rng(1)
     x, grad = (rng.standard_normal(s).astype(np.float32) for s in ((3, 64), (3, 2, 24)))
-    y, pull = jax.vjp(lambda x: dot(x, cut(leaf, 6)), x)
+    _, pull = jax.vjp(lambda x: dot(x, cut(leaf, 6)), x)
     np.testing.assert_allclose(pull(grad)[0], np.einsum("bna,nai->bi", grad, values), atol=1e-5)
-    kept = sum(leaf.nbytes for leaf in jax.tree.leaves(pull))
+    kept = sum(x.nbytes for x in jax.tree.leaves(pull))
     assert kept < values.size * 4
     frozen = jax.grad(lambda leaf: dot(x, leaf).sum(), allow_int=True)(leaf)
     assert not np.asarray(frozen.parts["scales"]).any()

@@ -37,8 +37,9 @@ class Site(NamedTuple):
     """A matrix that may be rounded.
 
     names: its path, or in a folded model those of the layers that are stacked in it. shape: its
-    weight's. lead: axes of layers and experts. contract: how many of the last axes are inputs. usual: whether it is rounded
-    when nothing names it: a projection that is no head, table or router.
+    weight's. lead: axes of layers and experts. contract: how many of the last axes are inputs.
+    usual: whether it is rounded when nothing names it: a projection that is no head, table or
+    router.
     """
 
     names: tuple[str, ...]
