@@ -99,8 +99,8 @@ def perplexity(model: Model, ids: np.ndarray, length: int) -> float:
         raise InputError(f"A perplexity needs two tokens or more; the text has {len(ids)}.")
     rows = [ids[i : i + length] for i in range(0, len(ids), length)]
     rows = [row[None] for row in rows if len(row) == length] or [ids[None]]
-    losses = [float(model(row, labels=row).loss) for row in rows]
-    return math.exp(min(np.mean(losses), 700))
+    losses = [np.asarray(model(row, labels=row).loss, np.float64) for row in rows]
+    return math.exp(min(float(np.mean(losses)), 700))
 
 
 def kinds(plain: Model, rounded: Model) -> list[dict[str, Any]]:
