@@ -163,7 +163,9 @@ def _read(
         tensors = paths(folded(rebuild(module, tensors), stack))
         module = folded(module, stack_params)
     params = paths(module, is_param)
-    where = {path: placement.weight(x) if placement else None for path, x in params.items()}
+    where: dict[str, Any] = {
+        path: placement.weight(x) if placement else None for path, x in params.items()
+    }
     # Parts of packed weights are lazy tensors too, each with its own place.
     leaves: dict[str, Any] = {path: tensors[path] for path in params}
     if keep:

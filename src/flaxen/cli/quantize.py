@@ -165,7 +165,7 @@ def _print(found: dict[str, Any], json: bool) -> None:
         row["largest_error"] = f"{row['largest_error']:.2g}"
     if shown:
         titles = [name.replace("_", " ") for name in shown[0]]
-        print_out(table(titles, [row.values() for row in shown]))
+        print_out(table(titles, [list(row.values()) for row in shown]))
     before, after = found["before"], found["after"]
     rows = [
         (

@@ -154,7 +154,7 @@ def rounded_leaves(
     tensors: Mapping[str, LazyTensor],
     where: Mapping[str, NamedSharding | None],
     rules: Rules,
-) -> tuple[dict[str, RoundedWeight], dict[str, RoundedWeight]]:
+) -> tuple[dict[str, RoundedWeight], dict[str, QuantizedWeight]]:
     """Those of a model's weights that the rules mean, as leaves of lazy parts, and as leaves of the
     places of these parts.
 
