@@ -15,10 +15,10 @@ import numpy as np
 from flaxen.convert.arrays import ArrayTensor, Held, OwnPart
 from flaxen.convert.dtypes import float_dtype
 from flaxen.convert.lazy import LazyTensor
-from flaxen.convert.relation import Relation, relate
+from flaxen.convert.relation import Relation, Row, relate
 from flaxen.convert.report import Report
 from flaxen.convert.save import write_checkpoint
-from flaxen.convert.transforms import reverted
+from flaxen.convert.transforms import Applied, reverted
 from flaxen.core.errors import CheckpointError
 from flaxen.core.progress import Progress, reporting
 from flaxen.core.tree import is_param, paths
@@ -28,7 +28,14 @@ from flaxen.fit import hub_layout
 from flaxen.model import Model
 from flaxen.models.fold import unfold
 from flaxen.models.vocab import unpadded
-from flaxen.quantize import QuantizedWeight, quantize_fp8, stored_tensors
+from flaxen.quantize import (
+    QuantizedWeight,
+    RoundedWeight,
+    gptq_tensors,
+    plain_tensor,
+    quantize_fp8,
+    stored_tensors,
+)
 from flaxen.target import kind_of, write_file
 
 
@@ -50,19 +57,23 @@ def save(
     copied. Where several processes share the model, all call this, and each writes its own part.
 
     `quantize` is "fp8" for a folder and "q8_0" for a file; a file is F16 if nothing is asked.
-    Weights that stayed packed are written as the checkpoint had them, and its
-    `quantization_config` with them.
+    Rounded weights (`Model.quantize`) are written as they are with "gptq", or with a `dtype` as
+    plain weights of their values. Weights that stayed packed are written as the checkpoint had
+    them, and its `quantization_config` with them.
 
     Raises:
         InputError: a target that cannot hold what is asked.
         CheckpointError: for a model with adapters that are not merged, or an abstract one, or a
-            dtype asked of packed weights.
+            dtype asked of packed weights, or rounded weights with neither.
     """
     kind, where = float_dtype(dtype), kind_of(folder, quantize, dtype)
     several = jax.process_count() > 1
     raw = both_spellings(json.loads(model.origin.config_json))
     raw.setdefault("architectures", [f"{model.config.model_type.title()}ForCausalLM"])
-    tensors, quantization = _stored(model, OwnPart if several else ArrayTensor)
+    _check_rounded(model, quantize, kind)
+    tensors, quantization = _stored(
+        model, OwnPart if several else ArrayTensor, gptq=quantize == "gptq"
+    )
     if quantization is not None:
         raw["quantization_config"] = quantization
         if kind is not None:
@@ -119,8 +130,28 @@ def hub_tensors(
     return _stored(model, leaf)[0]
 
 
+def _check_rounded(model: Model, quantize: str | None, kind: np.dtype | None) -> None:
+    """Rounded weights are never written as if they were the original.
+
+    Raises:
+        CheckpointError: nothing says what to write, or it cannot be written.
+    """
+    is_rounded = lambda x: isinstance(x, RoundedWeight)
+    rounded = any(map(is_rounded, jax.tree.leaves(model.module, is_leaf=is_rounded)))
+    if quantize == "gptq" and not rounded:
+        raise CheckpointError("No weight is rounded; model.quantize(4).save(..., quantize='gptq').")
+    if rounded and quantize != "gptq" and kind is None:
+        raise CheckpointError(
+            "The model holds rounded weights, not those it was loaded from. quantize='gptq' writes "
+            "their codes, dtype='bfloat16' plain weights of their values; to quantise otherwise, "
+            "load the model without bits."
+        )
+    if rounded and jax.process_count() > 1:
+        raise CheckpointError("Rounded weights are saved by one process; this model is on several.")
+
+
 def _stored(
-    model: Model, leaf: Callable[[Any], LazyTensor]
+    model: Model, leaf: Callable[[Any], LazyTensor], gptq: bool = False
 ) -> tuple[dict[str, LazyTensor], dict[str, Any] | None]:
     """What a file of this model holds, and the `quantization_config` if weights are packed."""
     abstract, family, _ = abstract_module(model.config)
@@ -131,12 +162,18 @@ def _stored(
             "The model holds weights that its checkpoint has no place for: "
             f"{', '.join(extra[:4])}. Merge adapters first (flaxen.tune.merge)."
         )
+    rounds = {path: x for path, x in lazies.items() if isinstance(x, RoundedWeight)}
+    if not gptq:
+        lazies, rounds = lazies | {path: plain_tensor(x) for path, x in rounds.items()}, {}
     packs = {path: x for path, x in lazies.items() if isinstance(x, QuantizedWeight)}
-    rows = (row for row in relation.rows if not packs.keys() & (p for p, _ in row.parts.values()))
+    rows = (row for row in relation.rows if not packs.keys() & _paths(row))
     out = hub_layout(Relation(tuple(rows)), lazies, model.loading or Report())
     applied = model.origin.applied
     if applied is not None:
         out = reverted(out, applied)
+    if rounds:
+        stored, quantization = gptq_tensors(rounds, _layout_of(relation, rounds, applied))
+        return out | stored, quantization
     if not packs:
         return out, None
     renamed = applied.names if applied else {}
@@ -144,6 +181,35 @@ def _stored(
     named = {names[path]: x for path, x in packs.items()}
     stored, quantization = stored_tensors(named, model.origin.quantization_json or "")
     return out | stored, quantization
+
+
+def _paths(row: Row) -> set[str]:
+    return {path for path, _ in row.parts.values()}
+
+
+def _layout_of(relation: Relation, rounds: Mapping[str, Any], applied: Applied | None) -> Any:
+    """How rounded weights lie in the file, where they are matrices [out, in].
+
+    Raises:
+        CheckpointError: rules that round a part of a fused tensor, or a file that has its matrices
+            the other way round.
+    """
+    rows = [row for row in relation.rows if rounds.keys() & _paths(row)]
+    for row in rows:
+        if _paths(row) - rounds.keys():
+            raise CheckpointError(f"{row.name} is one tensor of the file, but rounded in part.")
+        for label, (path, param) in row.parts.items():
+            if [*row.stacked, *row.layout.order(label)] != list(param.axes):
+                raise CheckpointError(
+                    f"{path} lies as {row.layout.text!r} in the file; GPTQ packs outputs by inputs "
+                    "alone. Give dtype= to write plain weights."
+                )
+
+    def layout(tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
+        out = Relation(tuple(rows)).save(tensors)
+        return out if applied is None else reverted(out, applied)
+
+    return layout
 
 
 def _leaves(model: Model, leaf: Callable[[Any], LazyTensor]) -> dict[str, Any]:

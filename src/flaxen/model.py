@@ -290,6 +290,20 @@ class Model(Editable):
 
         return reshard(self, mesh, plan)
 
+    def quantize(self, bits: Any = 8) -> Model:
+        """The same model with projections rounded to 8 or 4 bits; what is left is shared.
+
+        bits: for all projections but heads and routers, or by path: {"mlp": 4, "embed_tokens": 8,
+        "lm_head": None}, the first expression that is found in a path counts. Instead of a number
+        a `flaxen.quantize.Rounding` may say which inputs share a scale.
+
+        Raises:
+            ConfigError: a rule that is found nowhere, or weights that cannot be rounded so.
+        """
+        from flaxen.quantize import rounded
+
+        return self.replace(module=rounded(self.module, bits))
+
     def save(self, folder: str | Path, **options: Any) -> None:
         """Write a Hugging Face folder: weights, config, generation config, tokenizer files. See
         `flaxen.export.save`.

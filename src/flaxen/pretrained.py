@@ -32,7 +32,7 @@ from flaxen.layers.checkpointing import Checkpointing, checkpointing_of
 from flaxen.layers.runtime import Runtime
 from flaxen.model import Model, Origin
 from flaxen.models.fold import folded, in_body, stack_params
-from flaxen.quantize import keeps, packed, stored_settings
+from flaxen.quantize import Rules, keeps, packed, rounded_leaves, stored_settings
 from flaxen.shard import Placement, Plan, placement_on
 
 __all__ = ["from_config", "load"]
@@ -57,6 +57,7 @@ def load(
     scan_layers: bool | None = None,
     remat: bool | str | Checkpointing = False,
     quantized: str = "dequantize",
+    bits: Rules | None = None,
     progress: Progress = True,
 ) -> Model:
     """Open a Hugging Face folder, a hub id or a file of weights as a Model.
@@ -79,6 +80,8 @@ def load(
     remember: a policy of `flaxen.layers.checkpointing`, or a `Checkpointing`.
     quantized: "keep" leaves quantised matrices packed in memory, and saving gives them back as they
     were; "dequantize" makes plain weights of them.
+    bits: round projections to 8 or 4 bits while they are read: for all, or by path, {"mlp": 4,
+    "self_attn": 8}. See `Model.quantize`.
     progress: True for a bar on a terminal, False, or a function told bytes as they arrive.
 
     Raises:
@@ -108,7 +111,7 @@ def load(
     if abstract:
         module = folded(module, stack_params) if scan else module
     else:
-        module = _read(module, found.weights, placement, scan, keep, progress)
+        module = _read(module, found.weights, placement, scan, keep, bits, progress)
         report = dataclasses.replace(
             report, bytes_read=checkpoint.bytes_read, seconds=time.perf_counter() - start
         )
@@ -149,10 +152,11 @@ def _read(
     placement: Placement | None,
     scan: bool,
     keep: bool,
+    bits: Rules | None,
     progress: Progress,
 ) -> Any:
     """The module with arrays in place of its descriptions: read, or fresh where nothing is, or
-    packed weights where there are such to `keep`.
+    packed weights where there are such to `keep`, or rounded ones as `bits` says.
     """
 
     def tensor(path: str, param: Param) -> LazyTensor:
@@ -165,12 +169,18 @@ def _read(
         tensors = paths(folded(rebuild(module, tensors), stack))
         module = folded(module, stack_params)
     params = paths(module, is_param)
-    where = {path: placement.weight(x) if placement else None for path, x in params.items()}
+    where: dict[str, Any] = {
+        path: placement.weight(x) if placement else None for path, x in params.items()
+    }
     # Parts of packed weights are lazy tensors too, each with its own place.
     leaves: dict[str, Any] = {path: tensors[path] for path in params}
     if keep:
         packs, places = packed(leaves, where, in_body(module))
         leaves, where = leaves | packs, where | places
+    if bits is not None:
+        plain = {path: x for path, x in leaves.items() if isinstance(x, LazyTensor)}
+        rounds, places = rounded_leaves(module, plain, where, bits)
+        leaves, where = leaves | rounds, where | places
     total = sum(t.nbytes for t in jax.tree.leaves(leaves))
     with reporting(progress, "Loading", total) as report:
         return rebuild(module, place(leaves, where, progress=report))

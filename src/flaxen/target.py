@@ -12,7 +12,7 @@ from flaxen.convert.lazy import LazyTensor
 from flaxen.core.errors import InputError
 from flaxen.families.config import hf_config
 
-QUANTIZE = {"fp8": "folder", "q8_0": "gguf"}
+QUANTIZE = {"fp8": "folder", "gptq": "folder", "q8_0": "gguf"}
 """Ways to quantise, and the kind of target that can hold them."""
 
 GGUF_KINDS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0"}

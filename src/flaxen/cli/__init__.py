@@ -20,6 +20,7 @@ COMMANDS = {
     "chat": "Talk with a model, turn by turn.",
     "train": "Fine-tune a model, in full or with low-rank adapters.",
     "convert": "Write a checkpoint as a Hugging Face folder.",
+    "quantize": "Round weights to 8 or 4 bits: what it costs and saves, and a folder of it.",
     "diff": "Tell whether two checkpoints are equal, and how far apart they are.",
     "show": "Print the parts of a model, their sizes and where they would lie.",
     "doctor": "Tell whether a model loads, is understood in full, and fits.",

@@ -46,10 +46,12 @@ def convert(
     from flaxen.fit import fit
     from flaxen.target import kind_of
 
+    if quantize == "gptq":
+        raise InputError("A model is rounded by `flaxen quantize MODEL FOLDER --bits 4`.")
     kind = kind_of(target, quantize, dtype)
     wanted = float_dtype(dtype)
     if not dry_run:
-        _refuse_to_replace(Path(target), overwrite)
+        refuse_to_replace(Path(target), overwrite)
     checkpoint = open_checkpoint(source, revision=revision)
     found = fit(checkpoint, renames(key_mapping))
     if dry_run:
@@ -74,7 +76,11 @@ def convert(
     return _summary(tensors, target, json)
 
 
-def _refuse_to_replace(target: Path, overwrite: bool) -> None:
+def refuse_to_replace(target: Path, overwrite: bool) -> None:
+    """
+    Raises:
+        InputError: a model is there.
+    """
     if not overwrite and (target.is_file() or (target / "config.json").exists()):
         raise InputError(f"{str(target)!r} holds a model; add --overwrite to replace it.")
 

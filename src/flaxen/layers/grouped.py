@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from flaxen.core.dot import product
 from flaxen.core.platform import platform
@@ -28,10 +29,13 @@ def grouped_dot(x: jax.Array, weight: Any, sizes: jax.Array) -> jax.Array:
     """Rows that lie group by group, each times its group's matrix.
 
     x (R, I), weight (G, O, I), sizes (G,) rows of each group -> (R, O) in at least float32. Rows
-    past the last group's give no meaningful numbers, and their gradient must be zero.
+    past the last group's give no meaningful numbers, and their gradient must be zero. A leaf in
+    place of the weight has no gradient.
     """
-    weight = jnp.asarray(weight, x.dtype)
-    if platform() == "cpu":
+    cpu = platform() == "cpu"
+    if _is_array(weight) or not cpu:
+        weight = jnp.asarray(weight if _is_array(weight) else weight.values(), x.dtype)
+    if cpu:
         return _in_blocks(x, weight, sizes)
     wide = jnp.promote_types(x.dtype, jnp.float32)
     return jax.lax.ragged_dot_general(
@@ -39,8 +43,17 @@ def grouped_dot(x: jax.Array, weight: Any, sizes: jax.Array) -> jax.Array:
     )
 
 
+def _is_array(weight: Any) -> bool:
+    return isinstance(weight, jax.Array | np.ndarray)
+
+
+def _matrix(weight: Any, group: jax.Array, dtype: Any) -> jax.Array:
+    """The matrix of one group; of a leaf, worked out for the block that needs it."""
+    return weight[group] if _is_array(weight) else weight[group].values().astype(dtype)
+
+
 @jax.custom_vjp
-def _in_blocks(x: jax.Array, weight: jax.Array, sizes: jax.Array) -> jax.Array:
+def _in_blocks(x: jax.Array, weight: Any, sizes: jax.Array) -> jax.Array:
     """Block by block of rows of one group. XLA on CPU multiplies every row of a ragged product with
     every group.
     """
@@ -48,14 +61,15 @@ def _in_blocks(x: jax.Array, weight: jax.Array, sizes: jax.Array) -> jax.Array:
     padded, wide = _padded(x, height), jnp.promote_types(x.dtype, jnp.float32)
 
     def block(y: jax.Array, group: jax.Array, row: jax.Array, end: jax.Array) -> jax.Array:
-        part = product(_rows(padded, row, height), weight[group], (((1,), (1,)), ((), ())))
+        rows, matrix = _rows(padded, row, height), _matrix(weight, group, x.dtype)
+        part = product(rows, matrix, (((1,), (1,)), ((), ())))
         return _written(y, part, row)
 
     y = jnp.zeros((len(padded), weight.shape[1]), wide)
     return _each_block(block, y, sizes, height)[: len(x)]
 
 
-def _in_blocks_fwd(x: jax.Array, weight: jax.Array, sizes: jax.Array) -> Any:
+def _in_blocks_fwd(x: jax.Array, weight: Any, sizes: jax.Array) -> Any:
     return _in_blocks(x, weight, sizes), (x, weight, sizes)
 
 
@@ -68,15 +82,19 @@ def _in_blocks_bwd(kept: Any, grad: jax.Array) -> Any:
     def block(sums: Any, group: jax.Array, row: jax.Array, end: jax.Array) -> Any:
         dx, dw = sums
         g = _rows(grads, row, height)
-        dx = _written(dx, product(g, weight[group], (((1,), (0,)), ((), ()))), row)
+        dx = _written(
+            dx, product(g, _matrix(weight, group, x.dtype), (((1,), (0,)), ((), ()))), row
+        )
+        if dw is None:
+            return dx, None
         ours = (row + jnp.arange(height) < end)[:, None]
         outer = (((0,), (0,)), ((), ()))
         dw = dw.at[group].add(product(jnp.where(ours, g, 0), _rows(rows, row, height), outer))
         return dx, dw
 
-    start = jnp.zeros(rows.shape, wide), jnp.zeros(weight.shape, wide)
-    dx, dw = _each_block(block, start, sizes, height)
-    return dx[: len(x)].astype(x.dtype), dw.astype(weight.dtype), None
+    sums = jnp.zeros(weight.shape, wide) if _is_array(weight) else None
+    dx, dw = _each_block(block, (jnp.zeros(rows.shape, wide), sums), sizes, height)
+    return dx[: len(x)].astype(x.dtype), None if dw is None else dw.astype(weight.dtype), None
 
 
 _in_blocks.defvjp(_in_blocks_fwd, _in_blocks_bwd)

@@ -102,10 +102,11 @@ def _where_experts_live(
     e, f = (_mesh_axes(entry) for entry in cut)
     rows = placement.activation_spec(x.shape, ("batch", "seq", "embed"))[:2]
     tokens = P(*(tuple(a for a in _mesh_axes(r) if a not in e + f) or None for r in rows))
+    inner, outer = P(*cut, None), P(cut[0], None, cut[1])
     where = Experts(
-        gate_proj=Projections(weight=P(*cut)),
-        up_proj=Projections(weight=P(*cut)),
-        down_proj=Projections(weight=P(cut[0], None, cut[1])),
+        gate_proj=_specs(experts.gate_proj, inner),
+        up_proj=_specs(experts.up_proj, inner),
+        down_proj=_specs(experts.down_proj, outer),
         act=experts.act,
     )
 
@@ -122,6 +123,14 @@ def _where_experts_live(
         check_vma=False,
     )
     return run(experts, x, weights, chosen)
+
+
+def _specs(projections: Projections, spec: P) -> Projections:
+    """How the weight is cut; of a leaf, how its parts are, which have its axes: those of size 1 are
+    whole.
+    """
+    part = lambda x: P(*(cut if n > 1 else None for n, cut in zip(x.shape, spec, strict=True)))
+    return Projections(weight=jax.tree.map(part, projections.weight))
 
 
 def _mesh_axes(entry: Any) -> tuple[str, ...]:
