@@ -31,6 +31,20 @@ class MLPSettings:
 
 
 @dataclasses.dataclass(frozen=True)
+class WeightSettings:
+    """How weights are stored and multiplied.
+
+    bits: 8 or 4 for weights that stay packed. dtype: what is computed in; param_dtype: what is
+    stored; None is the checkpoint's own. precision: of products, as jax names them: "highest".
+    """
+
+    bits: int | None = None
+    dtype: str | None = None
+    param_dtype: str | None = None
+    precision: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class Runtime:
     """One value for each way of running; `placement` is a plan on a mesh."""
 
@@ -39,6 +53,7 @@ class Runtime:
     cache: CacheSettings = CacheSettings()
     mlp: MLPSettings = MLPSettings()
     checkpointing: Checkpointing = Checkpointing()
+    weights: WeightSettings = WeightSettings()
 
     def constrain(self, x: jax.Array, *axes: str) -> jax.Array:
         """Lay an activation out as the plan says; without a plan, nothing."""
