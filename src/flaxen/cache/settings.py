@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from flaxen.core.checks import true_or_false
+
 
 @dataclasses.dataclass(frozen=True)
 class CacheSettings:
@@ -14,3 +16,6 @@ class CacheSettings:
 
     codec: str | None = None
     sharded: bool = True
+
+    def __post_init__(self) -> None:
+        true_or_false(sharded=self.sharded)

@@ -28,4 +28,6 @@ class Block:
         x = x + self.post_attention_layernorm(y)
         y = self.mlp(self.pre_feedforward_layernorm(x), ctx)
         x = x + self.post_feedforward_layernorm(y)
-        return ctx.runtime.constrain(x, "batch", "seq", "embed"), cache
+        if ctx.runtime.constrain_blocks:
+            x = ctx.runtime.constrain(x, "batch", "seq", "embed")
+        return x, cache
