@@ -13,7 +13,17 @@ import flaxen
 
 SOURCE = Path(flaxen.__file__).parent
 FRONT_DOOR = "front door"
-DOORS = ("model", "fit", "fresh", "adapter", "target", "pretrained", "export")
+DOORS = (
+    "model",
+    "calling",
+    "running",
+    "fit",
+    "fresh",
+    "adapter",
+    "target",
+    "pretrained",
+    "export",
+)
 
 ROOMS = [
     "core",

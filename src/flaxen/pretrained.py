@@ -13,7 +13,6 @@ import jax
 import numpy as np
 
 from flaxen.adapter import adapted, base_of
-from flaxen.attention import AttentionSettings, known
 from flaxen.convert.arrays import ArrayTensor
 from flaxen.convert.dtypes import DtypePlan, dtype_plan
 from flaxen.convert.formats.checkpoint import Checkpoint, open_checkpoint
@@ -22,16 +21,16 @@ from flaxen.convert.load import load_row
 from flaxen.convert.place import place
 from flaxen.convert.report import Report
 from flaxen.convert.transforms import Applied
-from flaxen.core.platform import platform
 from flaxen.core.progress import Progress, reporting
 from flaxen.core.tree import Param, is_param, paths, rebuild
 from flaxen.fit import Fit, fit
 from flaxen.fresh import from_config, initial
-from flaxen.layers.runtime import Checkpointing, Runtime
+from flaxen.layers.runtime import Runtime
 from flaxen.model import Model, Origin
 from flaxen.models.fold import folded, in_body, stack_params
 from flaxen.quantize import keeps, packed, stored_settings
-from flaxen.shard import Placement, Plan, placement_on
+from flaxen.running import runtime_of
+from flaxen.shard import Placement, Plan
 
 __all__ = ["from_config", "load"]
 
@@ -42,7 +41,7 @@ def load(
     dtype: Any = None,
     mesh: Any = None,
     plan: str | Plan | None = None,
-    attention: str = "auto",
+    attention: str | None = None,
     key_mapping: Mapping[str, str] | None = None,
     adapter: str | Path | None = None,
     revision: str | None = None,
@@ -54,6 +53,7 @@ def load(
     scan_layers: bool | None = None,
     remat: bool = False,
     quantized: str = "dequantize",
+    runtime: Runtime | str | Path | None = None,
     progress: Progress = True,
 ) -> Model:
     """Open a Hugging Face folder, a hub id or a file of weights as a Model.
@@ -74,18 +74,22 @@ def load(
     speed, on elsewhere). remat: compute activations again in the backward pass.
     quantized: "keep" leaves quantised matrices packed in memory, and saving gives them back as they
     were; "dequantize" makes plain weights of them.
+    runtime: how to run it, or a folder that such was saved in; other options go before it.
     progress: True for a bar on a terminal, False, or a function told bytes as they arrive.
 
     Raises:
         ConfigError, CheckpointError, PlanError: with all problems found, before anything is placed.
     """
-    start, dtypes, keep = time.perf_counter(), dtype_plan(dtype), keeps(quantized)
-    placement = placement_on(mesh, plan)
-    runtime = Runtime(
-        attention=known(AttentionSettings(attention)),
-        checkpointing=Checkpointing("block" if remat else None),
-        placement=placement,
+    start, keep = time.perf_counter(), keeps(quantized)
+    how = runtime_of(
+        runtime,
+        mesh=mesh,
+        plan=plan,
+        attention=attention,
+        scan_layers=scan_layers,
+        remat=remat,
     )
+    dtypes, placement = dtype_plan(how.stored if dtype is None else dtype), how.placement
     if adapter is None and (base := base_of(path)) is not None:
         path, adapter = base, path
     checkpoint = open_checkpoint(path, revision=revision, token=token, remote=remote)
@@ -94,19 +98,18 @@ def load(
         found.report, replicated=placement.all_uncut(found.module) if placement else []
     )
     report.raise_if_bad(strict, ignore_mismatched_sizes)
-    scan = platform() != "cpu" if scan_layers is None else scan_layers
     dtypes.check(found.names.values())
     if not abstract:
         found = _completed(found)
     module = _described(found, dtypes)
     if abstract:
-        module = folded(module, stack_params) if scan else module
+        module = folded(module, stack_params) if how.folds else module
     else:
-        module = _read(module, found.weights, placement, scan, keep, progress)
+        module = _read(module, found.weights, placement, how.folds, keep, progress)
         report = dataclasses.replace(
             report, bytes_read=checkpoint.bytes_read, seconds=time.perf_counter() - start
         )
-    origin = _origin(checkpoint, dtypes.main, runtime, report, found.applied)
+    origin = _origin(checkpoint, dtypes.main, how, report, found.applied)
     if keep:
         origin = dataclasses.replace(origin, quantization_json=stored_settings(checkpoint))
     model = Model(module=module, origin=origin)

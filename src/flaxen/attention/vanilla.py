@@ -18,10 +18,23 @@ def attend(
     """Softmax in float32; keys that no query may see are zeroed, so that garbage in unused slots
     cannot leak.
     """
+    B, T, N, _ = q.shape
+    v = jnp.where(visible(call.mask, scene).any(axis=1)[:, :, None, None], v, 0)
+    p = weights(q, k, call, scene, extras).reshape(B, k.shape[2], -1, T, k.shape[1])
+    if call.dropout and extras.dropout_key is not None:
+        kept = jax.random.bernoulli(extras.dropout_key, 1 - call.dropout, p.shape)
+        p = jnp.where(kept, p / (1 - call.dropout), 0)
+    y = jnp.einsum("BKGTS,BSKH->BTKGH", p.astype(v.dtype), v)
+    return y.reshape(B, T, N, v.shape[-1])
+
+
+def weights(
+    q: jax.Array, k: jax.Array, call: Call, scene: Scene, extras: Extras = NOTHING
+) -> jax.Array:
+    """How much of each key a query takes, (B, N, T, S), in float32; sinks take the rest."""
     B, T, N, H = q.shape
     K, S = k.shape[2], k.shape[1]
     see = visible(call.mask, scene)[:, None, None]  # B 1 1 T S
-    v = jnp.where(see.any(axis=(1, 2, 3))[:, :, None, None], v, 0)
     s = jnp.einsum(
         "BTKGH,BSKH->BKGTS",
         q.reshape(B, T, K, N // K, H),
@@ -33,12 +46,7 @@ def attend(
         s = call.softcap * jnp.tanh(s / call.softcap)
     s = s + added(extras, scene, (K, N // K, T, S)).astype(s.dtype)
     sinks = None if extras.sinks is None else extras.sinks.reshape(K, N // K, 1, 1)
-    p = masked_softmax(s, see, sinks)
-    if call.dropout and extras.dropout_key is not None:
-        kept = jax.random.bernoulli(extras.dropout_key, 1 - call.dropout, p.shape)
-        p = jnp.where(kept, p / (1 - call.dropout), 0)
-    y = jnp.einsum("BKGTS,BSKH->BTKGH", p.astype(v.dtype), v)
-    return y.reshape(B, T, N, v.shape[-1])
+    return masked_softmax(s, see, sinks).reshape(B, N, T, S)
 
 
 def added(extras: Extras, scene: Scene, shape: tuple[int, int, int, int]) -> jax.Array:

@@ -81,6 +81,7 @@ def self_attn(c: Any, i: int, **slots: Any) -> Attention:
         "bias": bool(c.get("attention_bias", False)),
         "rope": slots.pop("rope", None) or rotary(c),
         "mask": layer_mask(c, i),
+        "dropout": float(c.get("attention_dropout", 0.0)),
     }
     return attention(
         embed=c.hidden_size,
@@ -112,6 +113,7 @@ def block(
         mlp=ffn(c, i),
         input_layernorm=rms(c),
         pre_feedforward_layernorm=rms(c),
+        dropout=float(c.get("resid_pdrop", 0.0)),
     )
 
 

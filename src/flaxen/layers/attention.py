@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from flaxen.attention import Call, Mask, choose
+from flaxen.attention import Call, Extras, Mask, choose, vanilla
 from flaxen.cache import Dense
 from flaxen.core.platform import platform
 from flaxen.core.tree import module, static
@@ -30,11 +30,24 @@ class Attention:
     mask: static[Mask] = Mask()
     scale: static[float]
     softcap: static[float | None] = None
+    dropout: static[float] = 0.0
 
     def __call__(
         self, x: jax.Array, ctx: Context, cache: Dense | None = None
     ) -> tuple[jax.Array, Dense | None]:
         """x (B, T, D) -> (B, T, D), and the cache with the new keys in it."""
+        q, k, v = self.projected(x, ctx)
+        if cache is not None and ctx.at is not None:
+            cache = cache.append(k, v, ctx.at)
+            if not ctx.scene.aligned:
+                k, v = cache.keys()
+        call = self.call(q, k, v, ctx)
+        y = choose(call).attend(q, k, v, call, ctx.scene, Extras(dropout_key=ctx.dropout_key))
+        y = ctx.runtime.constrain(y, "batch", "seq", "heads", "head_dim")
+        return self.o_proj(y), cache
+
+    def projected(self, x: jax.Array, ctx: Context) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Queries, keys and values of x, normed and rotated: (B, T, N or K, H)."""
         lay = lambda y, heads: ctx.runtime.constrain(y, "batch", "seq", heads, "head_dim")
         q = lay(self.q_norm(self.q_proj(x)), "heads")
         k = lay(self.k_norm(self.k_proj(x)), "kv_heads")
@@ -42,13 +55,12 @@ class Attention:
         if self.rope is not None:
             cos, sin = ctx.rotation(self.rope)
             q, k = (rotate(y, cos, sin, self.rope.interleaved) for y in (q, k))
-        if cache is not None and ctx.at is not None:
-            cache = cache.append(k, v, ctx.at)
-            if not ctx.scene.aligned:
-                k, v = cache.keys()
-        call = self.call(q, k, v, ctx)
-        y = choose(call).attend(q, k, v, call, ctx.scene)
-        return self.o_proj(lay(y, "heads")), cache
+        return q, k, v
+
+    def weights(self, x: jax.Array, ctx: Context) -> jax.Array:
+        """What each query head looks at, (B, N, T, T), whatever the mechanism."""
+        q, k, v = self.projected(x, ctx)
+        return vanilla.weights(q, k, self.call(q, k, v, ctx), ctx.scene)
 
     def call(self, q: jax.Array, k: jax.Array, v: jax.Array, ctx: Context) -> Call:
         """This layer's attention as a description."""
@@ -65,6 +77,7 @@ class Attention:
             platform=platform(),
             aligned=ctx.scene.aligned,
             softcap=self.softcap,
+            dropout=0.0 if ctx.dropout_key is None else self.dropout,
             padded=ctx.scene.keep is not None,
             packed=ctx.scene.q_segments is not None,
             placement=ctx.runtime.placement,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import jax
 
 from flaxen.attention import Scene
@@ -13,13 +16,14 @@ from flaxen.layers.runtime import PLAIN, Runtime
 @module
 class Context:
     """positions: (B, T) for rotary embeddings; rotary: (cos, sin) for each of `ropes`; at: the slot
-    where new keys go, with a cache.
+    where new keys go, with a cache; dropout_key: there while training, another for each layer.
     """
 
     positions: jax.Array
     scene: Scene
     rotary: tuple[tuple[jax.Array, jax.Array], ...]
     at: jax.Array | None = None
+    dropout_key: jax.Array | None = None
     ropes: static[tuple[Rope, ...]] = ()
     runtime: static[Runtime] = PLAIN
 
@@ -28,3 +32,9 @@ class Context:
         layers.
         """
         return self.rotary[self.ropes.index(rope)]
+
+    def part(self, i: Any) -> Context:
+        """For one of several parts: the same, but with a dropout key of its own."""
+        if self.dropout_key is None:
+            return self
+        return dataclasses.replace(self, dropout_key=jax.random.fold_in(self.dropout_key, i))

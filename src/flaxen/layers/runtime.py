@@ -164,9 +164,7 @@ def _check_axes(runtime: Runtime) -> None:
     sizes = {} if runtime.placement is None else runtime.placement.sizes
     able = {*MESH_AXES, *sizes}
     specs = runtime.attention.specs
-    named = {
-        f"attention.specs.{f.name}": getattr(specs, f.name) for f in dataclasses.fields(specs)
-    }
+    named = {f"attention.specs.{f.name}": getattr(specs, f.name) for f in dataclasses.fields(specs)}
     named["attention.axis"] = PartitionSpec(runtime.attention.axis)
     for name, spec in named.items():
         for entry in spec or ():

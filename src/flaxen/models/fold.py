@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from flaxen.core.tree import Param, is_param, module, paths, static
 from flaxen.layers.context import Context
@@ -80,6 +81,12 @@ def stack_params(params: list[Param]) -> Param:
     return Param({"layers": len(params), **first.axes}, first.layout, first.init, first.dtype)
 
 
+def one_param(param: Param) -> Param:
+    """Undo `stack_params`: the weight of one layer."""
+    axes = {name: size for name, size in param.axes.items() if name != "layers"}
+    return dataclasses.replace(param, axes=axes)
+
+
 def in_body(tree: Any) -> Callable[[str], bool]:
     """Whether the leaf at a path of this model has a `layers` axis in front."""
     found = paths(tree, is_leaf=lambda x: isinstance(x, Folded)).items()
@@ -97,28 +104,31 @@ def run(
         return _run_list(layers, x, ctx, caches, collect)
 
     def step(x: jax.Array, each: Any) -> tuple[jax.Array, Any]:
-        blocks, cache = each
-        x, cache, states = _run_list(blocks, x, ctx, cache, collect)
+        blocks, cache, first = each
+        x, cache, states = _run_list(blocks, x, ctx, cache, collect, first)
         return x, (cache, states)
 
     past = None if caches is None else caches.body
-    x, (body, stacked) = jax.lax.scan(step, x, (layers.body, past), length=layers.count)
+    firsts = jnp.arange(layers.count) * len(layers.body)
+    x, (body, stacked) = jax.lax.scan(step, x, (layers.body, past, firsts), length=layers.count)
     states = [s[i] for i in range(layers.count) for s in stacked]
-    x, tail, more = _run_list(layers.tail, x, ctx, caches and caches.tail, collect)
+    first = layers.count * len(layers.body)
+    x, tail, more = _run_list(layers.tail, x, ctx, caches and caches.tail, collect, first)
     if caches is not None:
         caches = Folded(body=body, tail=tail, count=layers.count)
     return x, caches, states + more
 
 
 def _run_list(
-    layers: list[Any], x: jax.Array, ctx: Context, caches: Any, collect: bool
+    layers: list[Any], x: jax.Array, ctx: Context, caches: Any, collect: bool, first: Any = 0
 ) -> tuple[jax.Array, Any, list[jax.Array]]:
+    """`first` is the index of the first of these layers in the model."""
     new, states = [], []
     call = lambda layer, x, ctx, cache: layer(x, ctx, cache)
     if ctx.runtime.checkpointing.policy and caches is None:
         call = jax.checkpoint(call)
     for i, layer in enumerate(layers):
-        x, cache = call(layer, x, ctx, None if caches is None else caches[i])
+        x, cache = call(layer, x, ctx.part(first + i), None if caches is None else caches[i])
         new.append(cache)
         if collect:
             states.append(x)

@@ -123,8 +123,6 @@ def placement_on(mesh: Any, plan: str | Plan | None = None) -> Placement | None:
     wanted = plan_named(plan)
     if mesh is None:
         return None
-    placement = Placement(
-        mesh if isinstance(mesh, MeshSpec | Mesh) else MeshSpec.of(mesh), wanted
-    )
+    placement = Placement(mesh if isinstance(mesh, MeshSpec | Mesh) else MeshSpec.of(mesh), wanted)
     placement.mesh.size  # noqa: B018  (sizes that do not divide are refused here)
     return placement
