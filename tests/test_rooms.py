@@ -42,6 +42,7 @@ ROOMS = [
     "train",
     FRONT_DOOR,
     "cli",
+    "easydel",
 ]
 
 # A lineage's file is imported for its own configs only, by the registry.

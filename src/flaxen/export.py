@@ -24,10 +24,10 @@ from flaxen.core.progress import Progress, reporting
 from flaxen.core.tree import is_param, paths
 from flaxen.families.config import abstract_module, both_spellings
 from flaxen.fit import hub_layout
+from flaxen.layers.runtime import FILE
 from flaxen.model import Model
 from flaxen.models.fold import unfold
 from flaxen.quantize import QuantizedWeight, quantize_fp8, stored_tensors
-from flaxen.running import FILE
 from flaxen.target import kind_of, write_file
 
 

@@ -7,11 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from flaxen.core.errors import ConfigError
-from flaxen.layers.runtime import PLAIN, Checkpointing, Runtime
+from flaxen.layers.runtime import FILE, PLAIN, Checkpointing, Runtime
 from flaxen.shard import Plan, placement_on
-
-FILE = "flaxen.json"
-"""Beside config.json, which is Hugging Face's own and says nothing of how we run."""
 
 
 def runtime_of(

@@ -78,6 +78,25 @@ def differences(value: Any, default: Any, path: Path = ()) -> list[tuple[str, An
     return found
 
 
+def value_at(value: Any, name: str) -> Any:
+    """The field of a dotted name: `attention.blocks.q`."""
+    return functools.reduce(getattr, name.split("."), value)
+
+
+def with_values(value: T, changes: Mapping[str, Any]) -> T:
+    """The same tree with other fields, by dotted name, all changed at once."""
+    own: dict[str, Any] = {}
+    inner: dict[str, dict[str, Any]] = {}
+    for name, new in changes.items():
+        first, _, rest = name.partition(".")
+        if rest:
+            inner.setdefault(first, {})[rest] = new
+        else:
+            own[first] = new
+    nested = {name: with_values(getattr(value, name), each) for name, each in inner.items()}
+    return dataclasses.replace(value, **own, **nested)  # type: ignore[type-var]
+
+
 @functools.cache
 def _hints(kind: type) -> dict[str, Any]:
     hints = typing.get_type_hints(kind)

@@ -20,6 +20,9 @@ from flaxen.core.platform import platform
 from flaxen.shard import Placement
 from flaxen.shard.mesh import MESH_AXES
 
+FILE = "flaxen.json"
+"""Where it is written, beside config.json, which is Hugging Face's and says nothing of it."""
+
 FLOATS = (None, "float32", "bfloat16", "float16", "float64")
 PRECISIONS = (None, "default", "high", "highest", "bfloat16", "tensorfloat32", "float32")
 PURPOSES = (None, "train", "serve", "convert")
