@@ -2,7 +2,13 @@
 was chosen.
 """
 
-from flaxen.attention import blockwise, sdpa, vanilla  # noqa: F401  (each registers itself)
+from flaxen.attention import (  # noqa: F401  (each registers itself)
+    blockwise,
+    cudnn,
+    sdpa,
+    sharded_vanilla,
+    vanilla,
+)
 from flaxen.attention.call import NOTHING, Call, Extras, Mask, Scene, visible
 from flaxen.attention.choose import MECHANISMS, Mechanism, choose, explain, known, register
 from flaxen.attention.settings import AttentionSettings, Blocks, Specs

@@ -86,6 +86,20 @@ def visible(mask: Mask, scene: Scene) -> jax.Array:
     return see
 
 
+def without_unseen(
+    k: jax.Array, v: jax.Array, mask: Mask, scene: Scene
+) -> tuple[jax.Array, jax.Array]:
+    """Keys and values, (B, S, K, H), with zeros where no query sees them: whatever an unused slot
+    holds, 0 times it must be 0.
+    """
+    # An aligned query sees its own key.
+    seen = scene.keep if scene.aligned else visible(mask, scene).any(axis=1)
+    if seen is None:
+        return k, v
+    seen = seen[:, :, None, None]
+    return jnp.where(seen, k, 0), jnp.where(seen, v, 0)
+
+
 @dataclasses.dataclass(frozen=True)
 class Call:
     """Everything about one attention call except its arrays.

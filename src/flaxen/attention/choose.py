@@ -97,8 +97,7 @@ def explain(call: Call) -> list[tuple[str, str]]:
     rows = [(chosen.name, "chosen" + (", as asked" if asked else f" on {call.platform}"))]
     for mechanism in mechanisms(call.settings).values():
         if mechanism is not chosen:
-            reason = mechanism.refuse(call)
-            rows.append(
-                (mechanism.name, f"refuses: {reason}" if reason else "able, less preferred here")
-            )
+            reason, less = mechanism.refuse(call), (mechanism.prefer(call), chosen.prefer(call))
+            able = "able" if asked else "able, preferred {} against {} here".format(*less)
+            rows.append((mechanism.name, f"refuses: {reason}" if reason else able))
     return rows

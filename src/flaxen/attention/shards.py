@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from flaxen.attention.call import NOTHING, Call, Extras, Scene
@@ -29,7 +30,12 @@ def per_shard(
     """
     if call.placement is None or not call.settings.sharded:
         return attend(q, k, v, dataclasses.replace(call, placement=None), scene, extras)
-    mesh = call.placement.mesh
+    mesh, specs = call.placement.mesh, call.settings.specs
+    bias_spec = specs.generation_bias if call.queries == 1 else specs.bias
+    out_spec = specs.generation_attention if call.queries == 1 else specs.attention
+    k, v = laid_out(k, mesh, specs.key), laid_out(v, mesh, specs.value)
+    if extras.bias is not None:
+        extras = dataclasses.replace(extras, bias=laid_out(extras.bias, mesh, bias_spec))
     rows, seq, heads, _ = query_spec(call, q.shape)
     kv_heads = heads if k.shape[2] % ways(mesh, heads) == 0 else None
     n = q.shape[2] // ways(mesh, heads)
@@ -52,7 +58,7 @@ def per_shard(
             extras = dataclasses.replace(extras, dropout_key=key)
         return attend(q, k, v, local, dataclasses.replace(scene, aligned=local.aligned), extras)
 
-    return jax.shard_map(
+    out = jax.shard_map(
         here,
         mesh=mesh,
         in_specs=(
@@ -65,6 +71,7 @@ def per_shard(
         out_specs=P(rows, seq, heads),
         check_vma=False,
     )(q, k, v, scene, extras)
+    return laid_out(out, mesh, out_spec)
 
 
 def query_spec(call: Call, shape: tuple[int, ...]) -> P:
@@ -76,7 +83,20 @@ def query_spec(call: Call, shape: tuple[int, ...]) -> P:
     given = specs.generation_query if call.queries == 1 else specs.query
     if given is None:
         return call.placement.activation_spec(shape, ("batch", "seq", "heads", "head_dim"))
-    entries = (*given, None, None, None, None)[:4]
+    return fitting(given, mesh, shape)
+
+
+def laid_out(x: jax.Array, mesh: jax.sharding.Mesh, spec: P | None) -> jax.Array:
+    """As a given layout says; without one, as it is."""
+    if spec is None:
+        return x
+    there = NamedSharding(mesh, fitting(spec, mesh, x.shape))
+    return jax.lax.with_sharding_constraint(x, there)
+
+
+def fitting(spec: P, mesh: jax.sharding.Mesh, shape: tuple[int, ...]) -> P:
+    """A layout without the axes that the mesh lacks or that do not divide."""
+    entries = (*spec, *[None] * len(shape))[: len(shape)]
     fits = [
         entry if size % ways(mesh, entry) == 0 and known(mesh, entry) else None
         for entry, size in zip(entries, shape, strict=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from flaxen.attention import Call, Extras, Mask, choose, vanilla
 from flaxen.cache import Dense
@@ -18,7 +19,10 @@ from flaxen.layers.rope import Rope, rotate
 
 @module
 class Attention:
-    """q_norm and k_norm work on single heads, before the rotation."""
+    """q_norm and k_norm work on single heads, before the rotation. sinks: (heads,), a weight;
+    slopes: ALiBi, one for each head; dropout: how much of the weights is dropped where the context
+    has a key.
+    """
 
     q_proj: Linear
     k_proj: Linear
@@ -26,10 +30,12 @@ class Attention:
     o_proj: Linear
     q_norm: Any = Identity()
     k_norm: Any = Identity()
+    sinks: Any = None
     rope: static[Rope | None] = None
     mask: static[Mask] = Mask()
     scale: static[float]
     softcap: static[float | None] = None
+    slopes: static[tuple[float, ...] | None] = None
     dropout: static[float] = 0.0
 
     def __call__(
@@ -42,7 +48,7 @@ class Attention:
             if not ctx.scene.aligned:
                 k, v = cache.keys()
         call = self.call(q, k, v, ctx)
-        y = choose(call).attend(q, k, v, call, ctx.scene, Extras(dropout_key=ctx.dropout_key))
+        y = choose(call).attend(q, k, v, call, ctx.scene, self.extras(ctx))
         y = ctx.runtime.constrain(y, "batch", "seq", "heads", "head_dim")
         return self.o_proj(y), cache
 
@@ -60,7 +66,13 @@ class Attention:
     def weights(self, x: jax.Array, ctx: Context) -> jax.Array:
         """What each query head looks at, (B, N, T, T), whatever the mechanism."""
         q, k, v = self.projected(x, ctx)
-        return vanilla.weights(q, k, self.call(q, k, v, ctx), ctx.scene)
+        return vanilla.weights(q, k, self.call(q, k, v, ctx), ctx.scene, self.extras(ctx))
+
+    def extras(self, ctx: Context) -> Extras:
+        """What this layer adds to its scores."""
+        slopes = None if self.slopes is None else jnp.array(self.slopes, jnp.float32)
+        key = ctx.dropout_key if self.dropout else None
+        return Extras(slopes=slopes, sinks=self.sinks, dropout_key=key)
 
     def call(self, q: jax.Array, k: jax.Array, v: jax.Array, ctx: Context) -> Call:
         """This layer's attention as a description."""
@@ -80,6 +92,8 @@ class Attention:
             dropout=0.0 if ctx.dropout_key is None else self.dropout,
             padded=ctx.scene.keep is not None,
             packed=ctx.scene.q_segments is not None,
+            alibi=self.slopes is not None,
+            sinks=self.sinks is not None,
             placement=ctx.runtime.placement,
             settings=ctx.runtime.attention,
         )

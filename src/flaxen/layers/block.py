@@ -29,9 +29,11 @@ class Block:
     def __call__(self, x: jax.Array, ctx: Context, cache: Any = None) -> tuple[jax.Array, Any]:
         """x (B, T, D) -> (B, T, D), and this layer's cache."""
         y, cache = self.self_attn(self.input_layernorm(x), ctx, cache)
-        x = x + dropout(self.post_attention_layernorm(y), self.dropout, ctx.part(1).dropout_key)
+        x = x + dropout(self.post_attention_layernorm(y), self.dropout, ctx.of_layer(1).dropout_key)
         y = self.mlp(self.pre_feedforward_layernorm(x), ctx)
-        x = x + dropout(self.post_feedforward_layernorm(y), self.dropout, ctx.part(2).dropout_key)
+        x = x + dropout(
+            self.post_feedforward_layernorm(y), self.dropout, ctx.of_layer(2).dropout_key
+        )
         if ctx.runtime.constrain_blocks:
             x = ctx.runtime.constrain(x, "batch", "seq", "embed")
         return x, cache

@@ -27,14 +27,14 @@ class Context:
     ropes: static[tuple[Rope, ...]] = ()
     runtime: static[Runtime] = PLAIN
 
+    def of_layer(self, number: Any) -> Context:
+        """What one layer (or part of one) looks at: its own randomness, if there is any."""
+        if self.dropout_key is None:
+            return self
+        return dataclasses.replace(self, dropout_key=jax.random.fold_in(self.dropout_key, number))
+
     def rotation(self, rope: Rope) -> tuple[jax.Array, jax.Array]:
         """cos and sin of a rope at this context's positions, (B, T, half), computed once for all
         layers.
         """
         return self.rotary[self.ropes.index(rope)]
-
-    def part(self, i: Any) -> Context:
-        """For one of several parts: the same, but with a dropout key of its own."""
-        if self.dropout_key is None:
-            return self
-        return dataclasses.replace(self, dropout_key=jax.random.fold_in(self.dropout_key, i))

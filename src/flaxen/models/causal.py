@@ -37,19 +37,45 @@ def whole_context(
     """
     B, T = shape
     slots = jnp.arange(T, dtype=jnp.int32)
+    keep = None if attention_mask is None else attention_mask.astype(bool)
     positions = jnp.broadcast_to(slots, (B, T)) if position_ids is None else position_ids
     if segment_ids is None and position_ids is not None and attention_mask is None:
         jumps = jnp.diff(positions, axis=1) != 1
         segment_ids = jnp.pad(jnp.cumsum(jumps, axis=1), [(0, 0), (1, 0)])
+    if _has(decoder, "chunk"):
+        slots = chunk_slots(T, keep, segment_ids)
     scene = Scene(
         q_slots=slots,
         k_slots=slots,
-        keep=None if attention_mask is None else attention_mask.astype(bool),
+        keep=keep,
         q_segments=segment_ids,
         k_segments=segment_ids,
         aligned=True,
     )
     return decoder.context(positions, scene, runtime, dropout_key=dropout_key)
+
+
+def chunk_slots(
+    length: int, keep: jax.Array | None = None, segments: jax.Array | None = None
+) -> jax.Array:
+    """Slots counted from the first token of a row, and of each document, as chunks are: (T,) or
+    (B, T). keep (B, T) is False for padding.
+    """
+    index = jnp.arange(length, dtype=jnp.int32)
+    begins = jnp.zeros((1, length), bool)
+    if keep is not None:
+        begins = begins | (index == jnp.argmax(keep, axis=1)[:, None])
+    if segments is not None:
+        begins = begins | (jnp.diff(segments, axis=1, prepend=segments[:, :1]) != 0)
+    if keep is None and segments is None:
+        return index
+    return index - jax.lax.cummax(jnp.where(begins, index, 0), axis=1)
+
+
+def _has(decoder: Decoder, limit: str) -> bool:
+    """Whether some layer's mask has a `window` or `chunk`."""
+    found = (m.mask for m in walk(decoder.layers) if isinstance(m, Attention))
+    return any(getattr(mask, limit) for mask in found)
 
 
 def shifted(labels: jax.Array, segment_ids: jax.Array | None = None) -> jax.Array:
@@ -130,9 +156,10 @@ def extend(
     T, S = ids.shape[1], cache.capacity
     new = jnp.arange(T, dtype=jnp.int32)
     if fresh:
-        scene = Scene(q_slots=new, k_slots=new, keep=valid, aligned=True)
-    elif any(isinstance(m, Attention) and m.mask.window for m in walk(decoder.layers)):
-        # A window counts tokens: padding inside a row must not use it up.
+        slots = chunk_slots(T, valid) if _has(decoder, "chunk") else new
+        scene = Scene(q_slots=slots, k_slots=slots, keep=valid, aligned=True)
+    elif _has(decoder, "window") or _has(decoder, "chunk"):
+        # These count tokens: padding inside a row must not use them up.
         k_slots = jnp.cumsum(cache.keep, 1, dtype=jnp.int32) - 1
         scene = Scene(q_slots=positions, k_slots=k_slots, keep=cache.keep)
     else:

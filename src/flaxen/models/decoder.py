@@ -79,7 +79,7 @@ class Decoder:
         if self.embed_positions is not None:
             x = x + self.embed_positions(ctx.positions)
         x = ctx.runtime.constrain(ctx.runtime.computing(x), "batch", "seq", "embed")
-        return dropout(x, self.dropout, ctx.part(len(self.layers)).dropout_key)
+        return dropout(x, self.dropout, ctx.of_layer(len(self.layers)).dropout_key)
 
     def logits(self, x: jax.Array, runtime: Runtime) -> jax.Array:
         """(..., D) -> (..., V)."""

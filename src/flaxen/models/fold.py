@@ -128,7 +128,7 @@ def _run_list(
     if ctx.runtime.checkpointing.policy and caches is None:
         call = jax.checkpoint(call)
     for i, layer in enumerate(layers):
-        x, cache = call(layer, x, ctx.part(first + i), None if caches is None else caches[i])
+        x, cache = call(layer, x, ctx.of_layer(first + i), None if caches is None else caches[i])
         new.append(cache)
         if collect:
             states.append(x)
