@@ -130,7 +130,8 @@ def _attentions(
     """What each layer looks at, computed again from what it was given."""
     layers = unfold(decoder.layers, lambda x, i: x[i])
     with ctx.runtime.products():
-        return tuple(layer.attentions(x, ctx) for layer, x in zip(layers, states[:-1], strict=True))
+        numbered = enumerate(zip(layers, states[:-1], strict=True))
+        return tuple(layer.attentions(x, ctx.of_layer(i)) for i, (layer, x) in numbered)
 
 
 def extend(
