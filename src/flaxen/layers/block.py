@@ -29,11 +29,10 @@ class Block:
     def __call__(self, x: jax.Array, ctx: Context, cache: Any = None) -> tuple[jax.Array, Any]:
         """x (B, T, D) -> (B, T, D), and this layer's cache."""
         y, cache = self.self_attn(self.input_layernorm(x), ctx, cache)
-        x = x + dropout(self.post_attention_layernorm(y), self.dropout, ctx.of_layer(1).dropout_key)
+        keys = [ctx.of_layer(i).dropout_key for i in (1, 2)]
+        x = x + dropout(self.post_attention_layernorm(y), self.dropout, keys[0])
         y = self.mlp(self.pre_feedforward_layernorm(x), ctx)
-        x = x + dropout(
-            self.post_feedforward_layernorm(y), self.dropout, ctx.of_layer(2).dropout_key
-        )
+        x = x + dropout(self.post_feedforward_layernorm(y), self.dropout, keys[1])
         if ctx.runtime.constrain_blocks:
             x = ctx.runtime.constrain(x, "batch", "seq", "embed")
         return x, cache

@@ -22,8 +22,8 @@ def partition_rules(abstract: Any, placement: Placement) -> PartitionRules:
     """
     kinds: dict[str, dict[str, PartitionSpec]] = {}
     for path, param in paths(abstract, is_param).items():
-        axes = {} if param.ndim < 2 else param.axes
-        spec = placement.weight_spec(axes) if axes else PartitionSpec()
+        one_axis = len(param.axes.keys() - {"layers"}) < 2
+        spec = PartitionSpec() if one_axis else placement.weight_spec(param.axes)
         kinds.setdefault(_pattern(path, r"\d+"), {})[_pattern(path)] = spec
     rules: list[tuple[str, PartitionSpec]] = []
     for kind, each in kinds.items():
