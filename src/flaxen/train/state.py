@@ -17,7 +17,7 @@ from flaxen.core.errors import CheckpointError, ConfigError
 from flaxen.core.tree import is_param, module, paths, rebuild, static
 from flaxen.families.config import abstract_module, hf_config
 from flaxen.layers.runtime import FILE, Runtime
-from flaxen.models.fold import folded, stack_params
+from flaxen.models.fold import Folded, folded, stack_params
 from flaxen.train.checkpoint import Checkpoints
 from flaxen.train.step import opt_shapes, opt_state
 
@@ -67,6 +67,8 @@ class State:
         """
         if runtime.placement is None:
             raise ConfigError("This runtime has no mesh; make one with placement_on('fsdp=-1').")
+        # Folded or not, the layers stay as they are.
+        runtime = dataclasses.replace(runtime, scan_layers=isinstance(self.params.layers, Folded))
         where = jax.tree.map(lambda x: x.sharding, _shapes(self.config_json, runtime, self.params))
         params = jax.device_put(self.params, where)
         moments = self.opt_state
