@@ -164,7 +164,7 @@ def test_steps_with_prepared_inputs_equal_generation(dtype):
         tokens = np.asarray(out.logits[:, -1].argmax(-1))[:, None]
         found.append(tokens)
         kwargs = model().update_inputs_for_generation(out, kwargs)
-    wanted = model().generate(ids, mask, max_new_tokens=3, eos_token_id=-1)[:, 5:]
+    wanted = model().generate(ids, mask, max_new_tokens=3, eos_token_id=())[:, 5:]
     np.testing.assert_array_equal(np.concatenate(found, 1), wanted)
 
 

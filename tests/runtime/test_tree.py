@@ -140,7 +140,7 @@ def test_code_is_no_data():
         (lambda: WeightSettings(dtype="bfloat61"), "Did you mean 'bfloat16'"),
         (lambda: WeightSettings(precision="exact"), "weights.precision is 'exact'"),
         (lambda: MeshSpec((1, 2)), "2 sizes and axis_names .* 4 names"),
-        (lambda: MeshSpec({"pt": 2}), "Did you mean 'tp'"),
+        (lambda: MeshSpec({"fsd": 2}), "Did you mean 'fsdp'"),
         (lambda: MeshSpec((-1, -1, 1, 1)), "more than one -1"),
         (lambda: MeshSpec((1, 0, 1, 1)), "size 0"),
         (lambda: MeshSpec((1, 2), ("tp", "tp")), "given twice"),
