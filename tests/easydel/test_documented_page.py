@@ -204,11 +204,11 @@ def test_the_two_halves_are_saved_apart_and_come_back(tmp_path):
 
 def test_loading_keeps_what_the_checkpoint_says(tmp_path):
     """A theta of 500000, tied embeddings, a bias, an activation: in both generations' spelling."""
-    rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}
+    newer = {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}
     said = {"tie_word_embeddings": True, "attention_bias": True, "hidden_act": "relu"}
     base = {k: v for k, v in CONFIG.items() if k not in ("rope_parameters", "rope_theta")}
     logits = []
-    for spelled in (rope, {"rope_theta": 5e5, "rope_scaling": None}):
+    for spelled in (newer, {"rope_theta": 5e5, "rope_scaling": None}):
         (tmp_path / "config.json").write_text(json.dumps(base | said | spelled))
         config = AutoEasyDeLConfig.from_pretrained(tmp_path, axis_dims=(1, 1, 1, 1))
         assert config.rope_parameters["rope_theta"] == 5e5

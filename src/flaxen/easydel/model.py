@@ -52,7 +52,8 @@ class EasyDeLFlaxPretrainedModel:
             model = model.replace(module=module)
         elif _do_init:
             model = model.init_weights(seed, input_shape)
-        self.config, self.model = config, model
+        self.config = EasyDeLPretrainedConfig(config.raw, runtime=runtime)
+        self.model = model
 
     def __call__(self, *args: Any, **given: Any) -> Any:
         """See `Model.__call__`."""
@@ -109,11 +110,9 @@ class EasyDeLFlaxPretrainedModel:
             config = EasyDeLPretrainedConfig.from_pretrained(path)
         config.add_jax_args(**{name: given.pop(name) for name in NAMES if name in given})
         runtime = _with_dtypes(config.runtime, dtype, param_dtype, precision)
-        return cls._around(config, load(path, runtime=runtime, **given))
-
-    @classmethod
-    def _around(cls, config: Any, model: Model) -> EasyDeLFlaxPretrainedModel:
-        made = cls(config, module=model.module, _do_init=False)
+        model = load(path, runtime=runtime, **given)
+        config = EasyDeLPretrainedConfig(config.raw, runtime=model.runtime)
+        made = cls(config, module=model.module)
         made.model = model
         return made
 
