@@ -26,6 +26,7 @@ from flaxen.easydel import (
     EasyDeLState,
 )
 from flaxen.easydel.names import FIELDS, NAMES
+from flaxen.layers.rope import rope
 from flaxen.layers.runtime import Runtime
 from flaxen.shard import PLANS, MeshSpec, Placement
 
