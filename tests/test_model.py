@@ -159,8 +159,8 @@ def test_overflow_in_compiled_code_is_nan_never_a_shift(model):
     "more",
     [
         {"labels": IDS},
-        {"position_ids": IDS},
         {"segment_ids": IDS},
+        {"output_attentions": True},
         {"output_hidden_states": True},
     ],
 )

@@ -13,7 +13,19 @@ import flaxen
 
 SOURCE = Path(flaxen.__file__).parent
 FRONT_DOOR = "front door"
-DOORS = ("model", "edit", "fit", "fresh", "adapter", "target", "pretrained", "export", "reshard")
+DOORS = (
+    "model",
+    "calling",
+    "running",
+    "edit",
+    "fit",
+    "fresh",
+    "adapter",
+    "target",
+    "pretrained",
+    "export",
+    "reshard",
+)
 
 ROOMS = [
     "core",
@@ -32,6 +44,7 @@ ROOMS = [
     "train",
     FRONT_DOOR,
     "cli",
+    "easydel",
 ]
 
 # A lineage's file is imported for its own configs only, by the registry.

@@ -71,7 +71,7 @@ class Script:
     def context(self, positions: jax.Array, *_: Any, **__: Any) -> jax.Array:
         return positions
 
-    def hidden(self, ids: jax.Array, positions: jax.Array, caches: Any) -> Any:
+    def hidden(self, ids: jax.Array, positions: jax.Array, caches: Any, **_: Any) -> Any:
         follows = jnp.take_along_axis(self.table, positions, 1, mode="clip")
         return jax.nn.one_hot(follows, self.embed_tokens.weight.shape[0]), caches, ()
 

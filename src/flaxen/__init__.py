@@ -59,6 +59,7 @@ _ROOMS = (
     "cache",
     "convert",
     "core",
+    "easydel",
     "families",
     "generate",
     "layers",

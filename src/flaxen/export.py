@@ -19,12 +19,13 @@ from flaxen.convert.relation import Relation, Row, relate
 from flaxen.convert.report import Report
 from flaxen.convert.save import write_checkpoint
 from flaxen.convert.transforms import Applied, reverted
-from flaxen.core.errors import CheckpointError
+from flaxen.core.errors import CheckpointError, InputError
 from flaxen.core.progress import Progress, reporting
 from flaxen.core.tree import is_param, paths
 from flaxen.families.config import abstract_module
 from flaxen.families.rope_keys import both_spellings
 from flaxen.fit import hub_layout
+from flaxen.layers.runtime import FILE
 from flaxen.model import Model
 from flaxen.models.fold import unfold
 from flaxen.models.vocab import unpadded
@@ -47,6 +48,7 @@ def save(
     quantize: str | None = None,
     max_shard_size: int | str = "5GB",
     tokenizer: Any = None,
+    runtime: bool = False,
     progress: Progress = True,
 ) -> None:
     """Write a folder that Transformers loads: weights under the hub's names, config, generation
@@ -57,6 +59,7 @@ def save(
     copied. Where several processes share the model, all call this, and each writes its own part.
 
     `quantize` is "fp8" for a folder and "q8_0" for a file; a file is F16 if nothing is asked.
+    `runtime` writes how the model is run beside it, for `load(..., runtime=folder)`.
     Rounded weights (`Model.quantize`) are written as they are with "gptq", or with a `dtype` as
     plain weights of their values. Weights that stayed packed are written as the checkpoint had
     them, and its `quantization_config` with them.
@@ -68,6 +71,16 @@ def save(
     """
     kind, where = float_dtype(dtype), kind_of(folder, quantize, dtype)
     several = jax.process_count() > 1
+    if runtime and where == "gguf":
+        raise InputError("A file for llama.cpp has no place for runtime=True; save a folder.")
+    text = model.runtime.to_json() + "\n" if runtime else None
+
+    def beside(folder: Path) -> None:
+        if tokenizer is not None:
+            tokenizer.save_pretrained(folder)
+        if text is not None:
+            (folder / FILE).write_text(text, encoding="utf-8")
+
     raw = both_spellings(json.loads(model.origin.config_json))
     raw.setdefault("architectures", [f"{model.config.model_type.title()}ForCausalLM"])
     _check_rounded(model, quantize, kind)
@@ -97,7 +110,7 @@ def save(
             copy_from=model.origin.folder,
             max_shard_size=max_shard_size,
             dtype=kind,
-            write_beside=None if tokenizer is None else tokenizer.save_pretrained,
+            write_beside=beside if tokenizer is not None or runtime else None,
             progress=report,
         )
 

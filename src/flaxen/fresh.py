@@ -13,65 +13,90 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flaxen.attention import AttentionSettings, known
 from flaxen.convert.dtypes import float_dtype
 from flaxen.convert.report import Report
-from flaxen.core.platform import platform
 from flaxen.core.tree import Param, is_param, paths, rebuild
 from flaxen.families.config import abstract_module, hf_config
-from flaxen.layers.checkpointing import Checkpointing, checkpointing_of
+from flaxen.layers.checkpointing import Checkpointing
 from flaxen.layers.runtime import Runtime
 from flaxen.model import Model, Origin
-from flaxen.models.fold import folded
-from flaxen.shard import Plan, placement_on
+from flaxen.models.fold import Folded, folded, one_param, stack_params, unfold
+from flaxen.running import runtime_of
+from flaxen.shard import Plan
 
 
 def from_config(
     config: Mapping[str, Any] | Any,
     *,
     seed: int = 0,
-    dtype: Any = "float32",
+    dtype: Any = None,
     mesh: Any = None,
     plan: str | Plan | None = None,
-    attention: str = "auto",
+    attention: str | None = None,
     scan_layers: bool | None = None,
     remat: bool | str | Checkpointing = False,
+    runtime: Runtime | None = None,
+    abstract: bool = False,
 ) -> Model:
-    """A Model with fresh weights: the same for a seed on every mesh.
+    """A Model with fresh weights: the same for a seed on every mesh. Options as in `load`.
 
     Raises:
         ConfigError, PlanError: as `load` does.
     """
     raw = dict(config) if isinstance(config, Mapping) else config.to_dict()
-    kind, placement, parsed = float_dtype(dtype), placement_on(mesh, plan), hf_config(raw)
-    module, _, reading = abstract_module(parsed)
-    scale = float(getattr(parsed, "initializer_range", None) or 0.02)
-    fresh = {}
-    for path, param in paths(module, is_param).items():
-        described = dataclasses.replace(param, dtype=kind or np.dtype(np.float32))
-        where = placement.weight(param) if placement else None
-        fresh[path] = initial(path, described, where, seed, scale)
-    module = rebuild(module, fresh)
-    if platform() != "cpu" if scan_layers is None else scan_layers:
-        module = folded(module, jnp.stack)
-    raw["dtype"] = (kind or np.dtype(np.float32)).name
+    how = runtime_of(
+        runtime,
+        mesh=mesh,
+        plan=plan,
+        attention=attention,
+        scan_layers=scan_layers,
+        remat=remat,
+    )
+    kind = float_dtype(how.stored if dtype is None else dtype) or np.dtype(np.float32)
+    module, _, reading = abstract_module(hf_config(raw))
+    params = paths(module, is_param).items()
+    module = rebuild(module, {p: dataclasses.replace(x, dtype=kind) for p, x in params})
+    raw["dtype"] = kind.name
     origin = Origin(
         config_json=json.dumps(raw, sort_keys=True, default=str),
-        runtime=Runtime(
-            attention=known(AttentionSettings(attention)),
-            checkpointing=checkpointing_of(remat),
-            placement=placement,
-        ),
+        runtime=how,
         loading=Report(unread=list(reading.unread())),
     )
-    return Model(module=module, origin=origin)
+    model = Model(module=folded(module, stack_params) if how.folds else module, origin=origin)
+    return model if abstract else filled(model, seed)
+
+
+def filled(model: Model, rng: int | jax.Array, input_shape: tuple[int, int] = (1, 1)) -> Model:
+    """The model with fresh weights: a function of `rng`, a seed or a key, and of each weight's name
+    alone, whatever the mesh and the folding. `input_shape` is one that it must be able to run.
+    """
+    where, module = model.runtime.placement, model.module
+    scale = float(getattr(model.config, "initializer_range", None) or 0.02)
+    # Each layer by itself, so that its weights have the same names whether it is folded or not.
+    flat = dataclasses.replace(module, layers=unfold(module.layers, lambda p, _: one_param(p)))
+    fresh = {
+        path: initial(path, param, where and where.weight(param), rng, scale)
+        for path, param in paths(flat, is_param).items()
+    }
+    made = rebuild(flat, fresh)
+    if isinstance(module.layers, Folded):
+        made = folded(made, jnp.stack)
+    filled = model.replace(module=made)
+    ids = jax.ShapeDtypeStruct(input_shape, jnp.int32)
+    jax.eval_shape(lambda model, ids: model(ids).logits, filled, ids)
+    return filled
 
 
 def initial(
-    path: str, param: Param, sharding: Any = None, seed: int = 0, scale: float = 0.02
+    path: str,
+    param: Param,
+    sharding: Any = None,
+    seed: int | jax.Array = 0,
+    scale: float = 0.02,
 ) -> jax.Array:
-    """A fresh weight: a function of seed and path alone, whatever the mesh."""
-    key = jax.random.fold_in(jax.random.key(seed), zlib.crc32(path.encode()))
+    """A fresh weight: a function of seed (or key) and path alone, whatever the mesh."""
+    key = seed if isinstance(seed, jax.Array) else jax.random.key(seed)
+    key = jax.random.fold_in(key, zlib.crc32(path.encode()))
     return _fresh(param.shape, param.dtype or np.dtype(np.float32), param.init, sharding)(
         key, scale
     )

@@ -13,11 +13,10 @@ import numpy as np
 
 from flaxen.convert.report import Report
 from flaxen.convert.transforms import Applied
-from flaxen.core.errors import CacheError, InputError
-from flaxen.core.tree import Param, is_param, module, paths, static
+from flaxen.core.errors import CacheError
+from flaxen.core.tree import is_param, module, paths, static
 from flaxen.edit import Editable
 from flaxen.layers.checkpointing import cache_in_training
-from flaxen.layers.cross_entropy import IGNORED
 from flaxen.layers.runtime import PLAIN, RINGS, Runtime
 from flaxen.models.outputs import CausalOutput
 
@@ -100,59 +99,76 @@ class Model(Editable):
         input_ids: Any,
         attention_mask: Any = None,
         position_ids: Any = None,
+        params: Any = None,
+        past_key_values: Any = None,
+        dropout_rng: Any = None,
+        train: bool = False,
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
+        return_dict: bool = True,
+        extra_embedding: Any = None,
+        vision_mask: Any = None,
+        add_params_field: bool = False,
         *,
         segment_ids: Any = None,
         labels: Any = None,
-        past_key_values: Any = None,
-        output_hidden_states: bool = False,
-    ) -> CausalOutput:
+    ) -> Any:
         """Logits of token ids (B, T), with Hugging Face's argument and result names.
 
         attention_mask (B, T) is 0 for padding on either side; segment_ids (B, T) tells packed
-        documents apart; labels (B, T), unshifted, -100 ignored, give
-        `.loss`; past_key_values is a cache from `init_cache`, and a longer one comes back.
+        documents apart; labels (B, T), unshifted, -100 ignored, give `.loss`; past_key_values is a
+        cache from `init_cache`, and a longer one comes back. params stands in for the model's own
+        weights. Numbers are dropped only with `train` and a `dropout_rng`. extra_embedding
+        (B, T, D) is added to the tokens' embeddings, where vision_mask (B, T) is not 0 if given.
 
         Raises:
             InputError: for shapes that do not fit together or ids outside the vocabulary.
             CacheError: for more tokens than the cache has room for, or a cache whose keys would be
             others by now (LongRoPE).
         """
-        from flaxen.cache import fits, room_for
+        from flaxen import calling
         from flaxen.models import causal
-        from flaxen.models.switch import same_side
 
-        ids = self._ids(input_ids)
-        fit = functools.partial(self._fit, ids.shape)
+        module = calling.weights(self.module, params, add_params_field)
+        vocab, width = module.embed_tokens.vocab_size, module.embed_tokens.weight.shape[-1]
+        ids = calling.token_ids(input_ids, vocab)
+        positions = calling.fitting(ids.shape, "position_ids", position_ids)
+        extra = calling.added_embedding(extra_embedding, vision_mask, (*ids.shape, width))
+        key = calling.dropout_key(module, dropout_rng, train)
         past_key_values = cache_in_training(
-            past_key_values, self.runtime.checkpointing, labels is not None, type(self.module)
+            past_key_values,
+            self.runtime.checkpointing,
+            train or labels is not None,
+            type(self.module),
         )
         if past_key_values is not None:
-            self._only_new_tokens(
-                position_ids=position_ids,
+            calling.only_new_tokens(
                 segment_ids=segment_ids,
                 labels=labels,
-                output_hidden_states=output_hidden_states or None,
+                output_attentions=output_attentions,
+                output_hidden_states=output_hidden_states,
+                train=train,
             )
-            fits(past_key_values, self.module.cache_shapes(len(ids), 1, runtime=RINGS))
-            valid = fit("attention_mask", attention_mask, tail=True)
-            valid = np.ones(ids.shape, bool) if valid is None else valid.astype(bool)
-            same_side(self.module, past_key_values, valid.sum(1))
-            room_for(past_key_values, valid)
-            return causal.forward_cached(
-                self.module, ids, past_key_values, valid, runtime=self.runtime
+            valid = self._room_for(past_key_values, ids, attention_mask)
+            run = causal.forward_cached
+            if self.runtime.purpose == "serve":
+                run = causal.forward_in_place
+            out = run(module, ids, past_key_values, valid, positions, extra, runtime=self.runtime)
+        else:
+            out = causal.forward(
+                module,
+                ids,
+                calling.fitting(ids.shape, "attention_mask", attention_mask),
+                positions,
+                calling.fitting(ids.shape, "segment_ids", segment_ids),
+                calling.labels_of(labels, ids.shape, vocab),
+                extra,
+                key,
+                runtime=self.runtime,
+                hidden_states=output_hidden_states,
+                attentions=output_attentions,
             )
-        labels = fit("labels", labels)
-        self._check_labels(labels)
-        return causal.forward(
-            self.module,
-            ids,
-            fit("attention_mask", attention_mask),
-            fit("position_ids", position_ids),
-            fit("segment_ids", segment_ids),
-            labels,
-            runtime=self.runtime,
-            hidden_states=output_hidden_states,
-        )
+        return out if return_dict else out.to_tuple()
 
     def loss(
         self,
@@ -166,71 +182,66 @@ class Model(Editable):
         """The loss of calling the model with these labels, alone: no logits are made, so that a
         large vocabulary costs no memory.
         """
+        from flaxen import calling
         from flaxen.models import causal
 
-        ids = self._ids(input_ids)
-        fit = functools.partial(self._fit, ids.shape)
-        labels = fit("labels", labels)
-        self._check_labels(labels)
+        module = calling.weights(self.module, None, False)
+        vocab = module.embed_tokens.vocab_size
+        ids = calling.token_ids(input_ids, vocab)
+        fit = functools.partial(calling.fitting, ids.shape)
         return causal.mean_loss(
-            self.module,
+            module,
             ids,
-            labels,
+            calling.labels_of(labels, ids.shape, vocab),
             fit("attention_mask", attention_mask),
             fit("position_ids", position_ids),
             fit("segment_ids", segment_ids),
             runtime=self.runtime,
         )
 
-    @staticmethod
-    def _only_new_tokens(**given: Any) -> None:
-        extra = [name for name, value in given.items() if value is not None]
-        if extra:
-            raise InputError(
-                f"{', '.join(extra)} cannot be used together with past_key_values: the cache knows "
-                "the positions, and gives logits only. Leave them out, or call without a cache."
+    def _room_for(self, cache: Any, ids: Any, attention_mask: Any) -> Any:
+        """Which of the tokens are real, once it is sure that they fit into the cache."""
+        from flaxen.cache import fits, room_for
+        from flaxen.calling import new_tokens
+        from flaxen.models.switch import same_side
+
+        fits(cache, self.module.cache_shapes(len(ids), 1, runtime=RINGS))
+        valid = new_tokens(attention_mask, ids.shape, cache)
+        same_side(self.module, cache, valid.sum(1))
+        room_for(cache, valid)
+        return valid
+
+    def prepare_inputs_for_generation(
+        self, input_ids: Any, max_length: int, attention_mask: Any = None
+    ) -> dict[str, Any]:
+        """What the first of several calls is given besides prompts (B, T): a cache of `max_length`
+        slots, a mask of every slot, and positions that count real tokens.
+        """
+        from flaxen.calling import prepared
+
+        rows, used = np.shape(input_ids)
+        if used > max_length:
+            raise CacheError(
+                f"max_length is {max_length} and the prompts have {used} tokens; expected at "
+                "least as many."
             )
+        return prepared(self.init_cache(rows, max_length), input_ids, max_length, attention_mask)
 
-    def _check_labels(self, labels: Any) -> None:
-        vocab = self.module.embed_tokens.vocab_size
-        if isinstance(labels, np.ndarray):
-            bad = labels[(labels != IGNORED) & ((labels < 0) | (labels >= vocab))]
-            if bad.size:
-                raise InputError(
-                    f"labels hold {bad[0]}; expected token ids from 0 to {vocab - 1}, or {IGNORED} "
-                    "for what is not to be predicted."
-                )
+    def update_inputs_for_generation(
+        self, outputs: CausalOutput, kwargs: dict[str, Any]
+    ) -> dict[str, Any]:
+        """What the next call is given besides one new token for each row."""
+        from flaxen.calling import updated
 
-    def _ids(self, input_ids: Any) -> Any:
-        if isinstance(self.module.embed_tokens.weight, Param):
-            raise InputError("This model is abstract: load it without abstract=True to run it.")
-        ids = input_ids if isinstance(input_ids, jax.Array) else np.asarray(input_ids)
-        if ids.ndim != 2 or not np.issubdtype(ids.dtype, np.integer) or ids.size == 0:
-            raise InputError(
-                f"input_ids must be whole numbers of shape (batch, length), not {ids.dtype} of "
-                f"shape {ids.shape}."
-            )
-        if isinstance(ids, np.ndarray):
-            vocab = self.module.embed_tokens.vocab_size
-            if ids.min() < 0 or ids.max() >= vocab:
-                raise InputError(
-                    f"input_ids lie between {ids.min()} and {ids.max()}; the vocabulary has 0 to "
-                    f"{vocab - 1}."
-                )
-        return ids
+        return updated(outputs, kwargs)
 
-    @staticmethod
-    def _fit(shape: tuple[int, int], name: str, x: Any, tail: bool = False) -> Any:
-        if x is None:
-            return None
-        x = x if isinstance(x, jax.Array) else np.asarray(x)
-        if name != "attention_mask" and not np.issubdtype(x.dtype, np.integer):
-            raise InputError(f"{name} is {x.dtype}; expected whole numbers.")
-        if tail and x.ndim == 2 and x.shape[1] > shape[1]:
-            x = x[:, -shape[1] :]
-        if x.shape != shape:
-            raise InputError(f"{name} has shape {x.shape}; input_ids have {shape}.")
-        return x
+    def init_weights(self, rng: Any, input_shape: tuple[int, int] = (1, 1)) -> Model:
+        """The model with fresh weights, a function of `rng` (a seed, or a key of jax) and of each
+        weight's name alone. See `flaxen.fresh.filled`.
+        """
+        from flaxen.fresh import filled
+
+        return filled(self, rng, input_shape)
 
     def init_cache(self, batch_size: int, max_length: int, dtype: Any = None) -> Any:
         """An empty cache for `past_key_values`, with `max_length` slots a row, laid out and stored

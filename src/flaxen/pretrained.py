@@ -13,7 +13,6 @@ import jax
 import numpy as np
 
 from flaxen.adapter import adapted, base_of
-from flaxen.attention import AttentionSettings, known
 from flaxen.cache import CacheSettings
 from flaxen.convert.arrays import ArrayTensor
 from flaxen.convert.dtypes import DtypePlan, dtype_plan
@@ -23,17 +22,17 @@ from flaxen.convert.load import load_row
 from flaxen.convert.place import place
 from flaxen.convert.report import Report
 from flaxen.convert.transforms import Applied
-from flaxen.core.platform import platform
 from flaxen.core.progress import Progress, reporting
 from flaxen.core.tree import Param, is_param, paths, rebuild
 from flaxen.fit import Fit, fit
 from flaxen.fresh import from_config, initial
-from flaxen.layers.checkpointing import Checkpointing, checkpointing_of
+from flaxen.layers.checkpointing import Checkpointing
 from flaxen.layers.runtime import Runtime
 from flaxen.model import Model, Origin
 from flaxen.models.fold import folded, in_body, stack_params
 from flaxen.quantize import Rules, keeps, packed, rounded_leaves, stored_settings
-from flaxen.shard import Placement, Plan, placement_on
+from flaxen.running import runtime_of
+from flaxen.shard import Placement, Plan
 
 __all__ = ["from_config", "load"]
 
@@ -44,7 +43,7 @@ def load(
     dtype: Any = None,
     mesh: Any = None,
     plan: str | Plan | None = None,
-    attention: str = "auto",
+    attention: str | None = None,
     cache: CacheSettings | str | None = None,
     key_mapping: Mapping[str, str] | None = None,
     adapter: str | Path | None = None,
@@ -58,6 +57,7 @@ def load(
     remat: bool | str | Checkpointing = False,
     quantized: str = "dequantize",
     bits: Rules | None = None,
+    runtime: Runtime | str | Path | None = None,
     progress: Progress = True,
 ) -> Model:
     """Open a Hugging Face folder, a hub id or a file of weights as a Model.
@@ -82,19 +82,23 @@ def load(
     were; "dequantize" makes plain weights of them.
     bits: round projections to 8 or 4 bits while they are read: for all, or by path, {"mlp": 4,
     "self_attn": 8}. See `Model.quantize`.
+    runtime: how to run it, or a folder that such was saved in; other options go before it.
     progress: True for a bar on a terminal, False, or a function told bytes as they arrive.
 
     Raises:
         ConfigError, CheckpointError, PlanError: with all problems found, before anything is placed.
     """
-    start, dtypes, keep = time.perf_counter(), dtype_plan(dtype), keeps(quantized)
-    placement = placement_on(mesh, plan)
-    runtime = Runtime(
-        attention=known(AttentionSettings(attention)),
-        cache=cache if isinstance(cache, CacheSettings) else CacheSettings(codec=cache),
-        checkpointing=checkpointing_of(remat),
-        placement=placement,
+    start, keep = time.perf_counter(), keeps(quantized)
+    how = runtime_of(
+        runtime,
+        mesh=mesh,
+        plan=plan,
+        attention=attention,
+        cache=cache,
+        scan_layers=scan_layers,
+        remat=remat,
     )
+    dtypes, placement = dtype_plan(how.stored if dtype is None else dtype), how.placement
     if adapter is None and (base := base_of(path)) is not None:
         path, adapter = base, path
     checkpoint = open_checkpoint(path, revision=revision, token=token, remote=remote)
@@ -103,19 +107,18 @@ def load(
         found.report, replicated=placement.all_uncut(found.module) if placement else []
     )
     report.raise_if_bad(strict, ignore_mismatched_sizes)
-    scan = platform() != "cpu" if scan_layers is None else scan_layers
     dtypes.check(found.names.values())
     if not abstract:
         found = _completed(found)
     module = _described(found, dtypes)
     if abstract:
-        module = folded(module, stack_params) if scan else module
+        module = folded(module, stack_params) if how.folds else module
     else:
-        module = _read(module, found.weights, placement, scan, keep, bits, progress)
+        module = _read(module, found.weights, placement, how.folds, keep, bits, progress)
         report = dataclasses.replace(
             report, bytes_read=checkpoint.bytes_read, seconds=time.perf_counter() - start
         )
-    origin = _origin(checkpoint, dtypes.main, runtime, report, found.applied)
+    origin = _origin(checkpoint, dtypes.main, how, report, found.applied)
     if keep:
         origin = dataclasses.replace(origin, quantization_json=stored_settings(checkpoint))
     model = Model(module=module, origin=origin)

@@ -7,6 +7,9 @@ from typing import Any
 
 from jax.sharding import PartitionSpec
 
+from flaxen.core.checks import at_least, one_of, true_or_false
+from flaxen.core.errors import ConfigError
+
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
@@ -28,10 +31,38 @@ class Blocks:
     q_dq: int | None = None
     k_dq: int | None = None
 
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value is not None or field.default is not None:
+                at_least(f"attention.blocks.{field.name}", value, 1)
+
     def get(self, name: str) -> int:
         """A size by name, the base's where it is not set: `get("k_major_dq")`."""
         value = getattr(self, name)
         return value if value is not None else getattr(self, name[0])
+
+
+def _check_spec(name: str, spec: Any) -> None:
+    """
+    Raises:
+        ConfigError: no PartitionSpec of at most four entries, or one that uses an axis twice.
+    """
+    if spec is None:
+        return
+    if not isinstance(spec, PartitionSpec) or len(spec) > 4:
+        raise ConfigError(
+            f"{name} is {spec!r}; expected a PartitionSpec over (batch, seq, heads, head_dim)."
+        )
+    axes = [a for entry in spec for a in (entry if isinstance(entry, tuple) else (entry,))]
+    used = [axis for axis in axes if axis is not None]
+    if not all(isinstance(axis, str) for axis in used):
+        raise ConfigError(f"{name} is {spec!r}; expected names of mesh axes, or None.")
+    twice = sorted({axis for axis in used if used.count(axis) > 1})
+    if twice:
+        raise ConfigError(
+            f"{name} is {spec!r} and uses the mesh axis {twice[0]!r} twice; leave it in one place."
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +80,10 @@ class Specs:
     generation_query: PartitionSpec | None = None
     generation_bias: PartitionSpec | None = None
     generation_attention: PartitionSpec | None = None
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            _check_spec(f"attention.specs.{field.name}", getattr(self, field.name))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,3 +105,9 @@ class AttentionSettings:
     backward: str = "triton"
     sharded: bool = True
     own: tuple[Any, ...] = ()
+
+    def __post_init__(self) -> None:
+        one_of("attention.backward", self.backward, ("triton", "xla"))
+        true_or_false(scan_ring=self.scan_ring, balanced=self.balanced, sharded=self.sharded)
+        if not isinstance(self.axis, str) or not self.axis:
+            raise ConfigError(f"attention.axis is {self.axis!r}; expected a mesh axis, as 'sp'.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from flaxen.cache.codec import CODECS
-from flaxen.core.errors import ConfigError, did_you_mean
+from flaxen.core.checks import at_least, one_of, true_or_false
 
 LAYOUTS = ("auto", "dense", "ring", "paged")
 
@@ -30,12 +30,8 @@ class CacheSettings:
     sharded: bool = True
 
     def __post_init__(self) -> None:
-        if self.layout not in LAYOUTS:
-            near = did_you_mean(str(self.layout), LAYOUTS)
-            raise ConfigError(f"Unknown cache layout {self.layout!r}.{near}")
+        one_of("cache.layout", self.layout, LAYOUTS)
         if self.codec is not None:
             CODECS[self.codec]
-        if type(self.page_size) is not int or self.page_size < 1:
-            raise ConfigError(
-                f"page_size is {self.page_size!r}; expected a whole number of tokens above 0."
-            )
+        at_least("cache.page_size", self.page_size, 1)
+        true_or_false(sharded=self.sharded)

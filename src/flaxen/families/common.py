@@ -86,6 +86,7 @@ def self_attn(c: Any, i: int, **slots: Any) -> Attention:
         "bias": bool(c.get("attention_bias", False)),
         "rope": slots["rope"] if "rope" in slots else rotary(c),
         "mask": layer_mask(c, i),
+        "dropout": float(c.get("attention_dropout", 0.0)),
     }
     return attention(
         embed=c.hidden_size,
@@ -117,6 +118,7 @@ def block(
         mlp=ffn(c, i),
         input_layernorm=rms(c),
         pre_feedforward_layernorm=rms(c),
+        dropout=float(c.get("resid_pdrop", 0.0)),
     )
 
 

@@ -55,6 +55,7 @@ def block(c: Any, i: int) -> Block:
         head_dim=head_dim(c),
         bias=True,
         scale=scale / (i + 1) if c.scale_attn_by_inverse_layer_idx else scale,
+        dropout=c.attn_pdrop,
     )
     net = mlp(c.n_embd, c.n_inner or 4 * c.n_embd, c.activation_function, bias=True)
     return Block(
@@ -66,6 +67,7 @@ def block(c: Any, i: int) -> Block:
         ),
         input_layernorm=norm(c),
         pre_feedforward_layernorm=norm(c),
+        dropout=c.resid_pdrop,
     )
 
 
@@ -80,4 +82,5 @@ def block(c: Any, i: int) -> Block:
 def gpt2(c: Any) -> Decoder:
     # Scores are always float32 here, which is all that this key asks for.
     c.get("reorder_and_upcast_attn")
-    return decoder(c, block, norm, embed_positions=position_table(c.n_positions, c.n_embd))
+    positions = position_table(c.n_positions, c.n_embd)
+    return decoder(c, block, norm, embed_positions=positions, dropout=c.embd_pdrop)

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from flaxen.attention import Call, Extras, Mask, choose
+from flaxen.attention import Call, Extras, Mask, choose, vanilla
 from flaxen.cache import KeysValues, Order, keys_and_values
 from flaxen.core.platform import platform
 from flaxen.core.tree import module, static
@@ -42,6 +42,17 @@ class Attention:
         self, x: jax.Array, ctx: Context, cache: KeysValues | None = None
     ) -> tuple[jax.Array, KeysValues | None]:
         """x (B, T, D) -> (B, T, D), and the cache with the new keys in it."""
+        q, k, v = self.projected(x, ctx)
+        if cache is not None and ctx.at is not None:
+            cache, k, v, scene = cache.remember(k, v, ctx.at, ctx.scene)
+            ctx = dataclasses.replace(ctx, scene=scene)
+        call = self.call(q, k, v, ctx)
+        y = choose(call).attend(q, k, v, call, ctx.scene, self.extras(ctx))
+        y = ctx.runtime.constrain(y, "batch", "seq", "heads", "head_dim")
+        return self.o_proj(y), cache
+
+    def projected(self, x: jax.Array, ctx: Context) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Queries, keys and values of x, normed and rotated: (B, T, N or K, H)."""
         lay = lambda y, heads: ctx.runtime.constrain(y, "batch", "seq", heads, "head_dim")
         q = lay(self.q_norm(self.q_proj(x)), "heads")
         k = lay(self.k_norm(self.k_proj(x)), "kv_heads")
@@ -49,12 +60,12 @@ class Attention:
         if self.rope is not None:
             cos, sin = ctx.rotation(self.rope)
             q, k = (rotate(y, cos, sin, self.rope.interleaved) for y in (q, k))
-        if cache is not None and ctx.at is not None:
-            cache, k, v, scene = cache.remember(k, v, ctx.at, ctx.scene)
-            ctx = dataclasses.replace(ctx, scene=scene)
-        call = self.call(q, k, v, ctx)
-        y = choose(call).attend(q, k, v, call, ctx.scene, self.extras(ctx))
-        return self.o_proj(lay(y, "heads")), cache
+        return q, k, v
+
+    def weights(self, x: jax.Array, ctx: Context) -> jax.Array:
+        """What each query head looks at, (B, N, T, T), whatever the mechanism."""
+        q, k, v = self.projected(x, ctx)
+        return vanilla.weights(q, k, self.call(q, k, v, ctx), ctx.scene, self.extras(ctx))
 
     def extras(self, ctx: Context) -> Extras:
         """What this layer adds to its scores."""

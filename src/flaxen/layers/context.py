@@ -17,8 +17,8 @@ from flaxen.layers.runtime import PLAIN, Runtime
 @module
 class Context:
     """positions: (B, T) for rotary embeddings; rotary: (cos, sin) for each of `ropes`; at: what
-    enters the cache, and where, with a cache; dropout_key: in training, where something is to be
-    dropped.
+    enters the cache, and where, with a cache; dropout_key: there while training, another for each
+    layer.
     """
 
     positions: jax.Array
@@ -30,7 +30,7 @@ class Context:
     runtime: static[Runtime] = PLAIN
 
     def of_layer(self, number: Any) -> Context:
-        """What one layer looks at: its own randomness, if there is any."""
+        """What one layer (or part of one) looks at: its own randomness, if there is any."""
         if self.dropout_key is None:
             return self
         return dataclasses.replace(self, dropout_key=jax.random.fold_in(self.dropout_key, number))

@@ -16,6 +16,7 @@ from flaxen.layers.context import Context
 from flaxen.layers.cross_entropy import IGNORED
 from flaxen.layers.runtime import Runtime
 from flaxen.models.decoder import Decoder
+from flaxen.models.fold import unfold
 from flaxen.models.outputs import CausalOutput
 
 
@@ -51,8 +52,7 @@ def whole_context(
         k_segments=segment_ids,
         aligned=True,
     )
-    ctx = decoder.context(positions, scene, runtime)
-    return ctx if dropout_key is None else dataclasses.replace(ctx, dropout_key=dropout_key)
+    return decoder.context(positions, scene, runtime, dropout_key=dropout_key)
 
 
 def chunk_slots(
@@ -89,7 +89,7 @@ def shifted(labels: jax.Array, segment_ids: jax.Array | None = None) -> jax.Arra
     return jnp.where(following == segment_ids, targets, IGNORED)
 
 
-@partial(jax.jit, static_argnames=("runtime", "hidden_states"))
+@partial(jax.jit, static_argnames=("runtime", "hidden_states", "attentions"))
 def forward(
     decoder: Decoder,
     input_ids: jax.Array,
@@ -97,15 +97,18 @@ def forward(
     position_ids: jax.Array | None = None,
     segment_ids: jax.Array | None = None,
     labels: jax.Array | None = None,
+    extra: jax.Array | None = None,
+    dropout_key: jax.Array | None = None,
     *,
     runtime: Runtime,
     hidden_states: bool = False,
+    attentions: bool = False,
 ) -> CausalOutput:
     """Whole sequences -> logits, and the mean loss over all targets if labels are given."""
     ctx = whole_context(
-        decoder, input_ids.shape, runtime, attention_mask, position_ids, segment_ids
+        decoder, input_ids.shape, runtime, attention_mask, position_ids, segment_ids, dropout_key
     )
-    x, _, states = decoder.hidden(input_ids, ctx, collect=hidden_states)
+    x, _, states = decoder.hidden(input_ids, ctx, None, hidden_states or attentions, extra)
     logits, loss = decoder.logits(x, runtime), None
     if labels is not None:
         targets = shifted(labels, ctx.scene.q_segments)
@@ -113,7 +116,22 @@ def forward(
         picked = jnp.take_along_axis(logp, jnp.maximum(targets, 0)[..., None], -1)[..., 0]
         keep = targets != IGNORED
         loss = -jnp.where(keep, picked, 0).sum() / jnp.maximum(keep.sum(), 1)
-    return CausalOutput(logits=logits, loss=loss, hidden_states=states or None)
+    return CausalOutput(
+        logits=logits,
+        loss=loss,
+        hidden_states=states if hidden_states else None,
+        attentions=_attentions(decoder, states, ctx) if attentions else None,
+    )
+
+
+def _attentions(
+    decoder: Decoder, states: tuple[jax.Array, ...], ctx: Context
+) -> tuple[jax.Array, ...]:
+    """What each layer looks at, computed again from what it was given."""
+    layers = unfold(decoder.layers, lambda x, i: x[i])
+    with ctx.runtime.products():
+        numbered = enumerate(zip(layers, states[:-1], strict=True))
+        return tuple(layer.attentions(x, ctx.of_layer(i)) for i, (layer, x) in numbered)
 
 
 @partial(jax.jit, static_argnames=("runtime",))
@@ -143,13 +161,15 @@ def extend(
     runtime: Runtime,
     *,
     fresh: bool = False,
+    position_ids: jax.Array | None = None,
+    extra: jax.Array | None = None,
 ) -> tuple[jax.Array, Cache]:
     """Run new tokens on top of a cache -> hidden states (B, T, D) and the cache with them in it.
 
     ids (B, T); valid (B, T) is False for padding, which takes a slot but no position and is never
-    seen. `fresh` says that the cache is empty: then the new tokens need only look at each other.
-    In compiled code an overflow cannot raise; it turns the result into NaN instead of shifting
-    silently.
+    seen; position_ids (B, T) stand in for counting. `fresh` says that the cache is empty: then the
+    new tokens need only look at each other. In compiled code an overflow cannot raise; it turns the
+    result into NaN instead of shifting silently.
     """
     cache, at = cache.advance(valid, runtime.placement if runtime.cache.sharded else None)
     new = jnp.arange(ids.shape[1], dtype=jnp.int32)
@@ -163,16 +183,28 @@ def extend(
     else:
         k_slots = jnp.arange(cache.capacity, dtype=jnp.int32)
         scene = Scene(q_slots=at.slot + new, k_slots=k_slots, keep=cache.keep)
-    ctx = decoder.context(jnp.maximum(at.positions, 0), scene, runtime, at=at)
-    x, layers, _ = decoder.hidden(ids, ctx, cache.layers)
+    counted = jnp.maximum(at.positions, 0) if position_ids is None else position_ids
+    ctx = decoder.context(counted, scene, runtime, at=at)
+    x, layers, _ = decoder.hidden(ids, ctx, cache.layers, extra=extra)
     x = x if at.room is None else jnp.where(at.room, x, jnp.nan)
     return x, dataclasses.replace(cache, layers=layers)
 
 
-@partial(jax.jit, static_argnames=("runtime",))
-def forward_cached(
-    decoder: Decoder, ids: jax.Array, cache: Cache, valid: jax.Array, *, runtime: Runtime
+def _forward_cached(
+    decoder: Decoder,
+    ids: jax.Array,
+    cache: Cache,
+    valid: jax.Array,
+    position_ids: jax.Array | None = None,
+    extra: jax.Array | None = None,
+    *,
+    runtime: Runtime,
 ) -> CausalOutput:
     """`extend`, with the logits of every new token."""
-    x, cache = extend(decoder, ids, cache, valid, runtime)
+    x, cache = extend(decoder, ids, cache, valid, runtime, position_ids=position_ids, extra=extra)
     return CausalOutput(logits=decoder.logits(x, runtime), past_key_values=cache)
+
+
+forward_cached = jax.jit(_forward_cached, static_argnames="runtime")
+forward_in_place = jax.jit(_forward_cached, static_argnames="runtime", donate_argnames="cache")
+"""The same, with the given cache used up: the new one takes its memory."""

@@ -14,6 +14,7 @@ from flaxen.core.tree import module, static, walk
 from flaxen.layers.attention import Attention
 from flaxen.layers.context import Context
 from flaxen.layers.cross_entropy import linear_cross_entropy, only_tokens
+from flaxen.layers.dropout import dropout
 from flaxen.layers.linear import Embedding, Linear, PositionTable
 from flaxen.layers.runtime import PLAIN, Runtime
 from flaxen.models.fold import for_each, run
@@ -22,7 +23,7 @@ from flaxen.models.fold import for_each, run
 @module
 class Decoder:
     """A causal language model. `lm_head` is None when the head is tied to the embeddings;
-    `embed_positions` is there when positions are learned.
+    `embed_positions` is there when positions are learned; `dropout` is of the embeddings.
     """
 
     embed_tokens: Embedding
@@ -31,9 +32,15 @@ class Decoder:
     embed_positions: PositionTable | None = None
     lm_head: Linear | None = None
     logit_softcap: static[float | None] = None
+    dropout: static[float] = 0.0
 
     def context(
-        self, positions: jax.Array, scene: Scene, runtime: Runtime, at: NewTokens | None = None
+        self,
+        positions: jax.Array,
+        scene: Scene,
+        runtime: Runtime,
+        at: NewTokens | None = None,
+        dropout_key: jax.Array | None = None,
     ) -> Context:
         """What the layers look at, with each distinct rope's tables computed once."""
         attentions = (m for m in walk(self.layers) if isinstance(m, Attention))
@@ -43,28 +50,42 @@ class Decoder:
             scene=scene,
             rotary=tuple(rope.tables(positions) for rope in ropes),
             at=at,
+            dropout_key=dropout_key,
             ropes=ropes,
             runtime=runtime,
         )
 
     def hidden(
-        self, ids: jax.Array, ctx: Context, caches: Any = None, collect: bool = False
+        self,
+        ids: jax.Array,
+        ctx: Context,
+        caches: Any = None,
+        collect: bool = False,
+        extra: jax.Array | None = None,
     ) -> tuple[jax.Array, Any, tuple[jax.Array, ...]]:
         """ids (B, T) -> normalised hidden states (B, T, D), caches, and if `collect` the residual
-        stream before and after each layer.
+        stream before and after each layer. extra (B, T, D) is added to the embeddings of the ids.
         """
+        with ctx.runtime.products():
+            first = x = self.embedded(ids, ctx, extra)
+            x, caches, states = run(self.layers, x, ctx, caches, collect)
+            x = self.norm(x)
+        return x, caches, (first, *states[:-1], x) if collect else ()
+
+    def embedded(self, ids: jax.Array, ctx: Context, extra: jax.Array | None = None) -> jax.Array:
+        """What the first layer is given, in the dtype that is computed in: (B, T, D)."""
         x = self.embed_tokens(ids)
+        if extra is not None:
+            x = x + extra.astype(x.dtype)
         if self.embed_positions is not None:
             x = x + self.embed_positions(ctx.positions)
-        x = ctx.runtime.constrain(x, "batch", "seq", "embed")
-        first = x
-        x, caches, states = run(self.layers, x, ctx, caches, collect)
-        x = self.norm(x)
-        return x, caches, (first, *states[:-1], x) if collect else ()
+        x = ctx.runtime.constrain(ctx.runtime.computing(x), "batch", "seq", "embed")
+        return dropout(x, self.dropout, ctx.of_layer(len(self.layers)).dropout_key)
 
     def logits(self, x: jax.Array, runtime: Runtime) -> jax.Array:
         """(..., D) -> (..., V); -inf for rows of the head that are padding."""
-        y = self.lm_head(x) if self.lm_head is not None else self.embed_tokens.attend(x)
+        with runtime.products():
+            y = self.lm_head(x) if self.lm_head is not None else self.embed_tokens.attend(x)
         y = runtime.constrain(y, *("batch", "seq")[: y.ndim - 1], "vocab")
         y = self.logit_softcap * jnp.tanh(y / self.logit_softcap) if self.logit_softcap else y
         vocab = self.embed_tokens.vocab
@@ -78,14 +99,15 @@ class Decoder:
         """
         x, _, _ = self.hidden(ids, ctx)
         head = self.embed_tokens if self.lm_head is None else self.lm_head
-        return linear_cross_entropy(
-            x.reshape(-1, x.shape[-1]),
-            head.weight,
-            labels.reshape(-1),
-            bias=None if self.lm_head is None else self.lm_head.bias,
-            softcap=self.logit_softcap,
-            vocab=self.embed_tokens.vocab,
-        )
+        with ctx.runtime.products():
+            return linear_cross_entropy(
+                x.reshape(-1, x.shape[-1]),
+                head.weight,
+                labels.reshape(-1),
+                bias=None if self.lm_head is None else self.lm_head.bias,
+                softcap=self.logit_softcap,
+                vocab=self.embed_tokens.vocab,
+            )
 
     def init_cache(
         self, batch: int, length: int, dtype: Any = None, runtime: Runtime = PLAIN
@@ -97,7 +119,7 @@ class Decoder:
         self, batch: int, length: int, dtype: Any = None, runtime: Runtime = PLAIN
     ) -> Cache:
         """The shapes of a cache, which cost nothing: from those of the weights."""
-        dtype = self.embed_tokens.weight.dtype if dtype is None else dtype
+        dtype = dtype or runtime.weights.dtype or self.embed_tokens.weight.dtype
         order = Order(batch, length, dtype, runtime.cache, runtime.placement)
 
         def one(block: Any, count: int | None = None) -> Any:

@@ -120,6 +120,12 @@ def stack_params(params: list[Param]) -> Param:
     return Param({"layers": len(params), **first.axes}, first.layout, first.init, first.dtype)
 
 
+def one_param(param: Param) -> Param:
+    """Undo `stack_params`: the weight of one layer."""
+    axes = {name: size for name, size in param.axes.items() if name != "layers"}
+    return dataclasses.replace(param, axes=axes)
+
+
 def in_body(tree: Any) -> Callable[[str], bool]:
     """Whether the leaf at a path of this model has a `layers` axis in front."""
     found = paths(tree, is_leaf=lambda x: isinstance(x, Folded)).items()

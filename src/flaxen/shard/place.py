@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -12,35 +13,54 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from flaxen.core.errors import PlanError, did_you_mean
 from flaxen.core.tree import Param, is_param, paths
-from flaxen.shard.mesh import MESH_AXES, make_mesh
+from flaxen.shard.mesh import MESH_AXES, MeshSpec
 from flaxen.shard.plan import Plan, Rules, plan_named
 
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """A plan on a mesh.
+    """A plan on a mesh, which is built from its description when it is first looked at.
+
+    A mesh that is what its sizes describe on these devices is kept as that description.
 
     Raises:
         PlanError: when a mesh axis larger than 1 is used by no rule, or a rule names an axis that
         is neither in the mesh nor standard.
     """
 
-    mesh: Mesh
+    on: MeshSpec | Mesh
     plan: Plan
 
     def __post_init__(self) -> None:
-        known = self.plan.mesh_axes()
-        for axis, size in self.mesh.shape.items():
-            if axis not in known and size > 1:
+        if isinstance(self.on, Mesh):
+            described = MeshSpec.of(dict(self.on.shape))
+            if self.on.size <= jax.device_count() and described.build() == self.on:
+                object.__setattr__(self, "on", described)
+        known, sizes = self.plan.mesh_axes(), self.sizes
+        for axis, size in sizes.items():
+            if axis not in known and size != 1:
                 raise PlanError(
                     f"Mesh axis {axis!r} (size {size}) is used by no rule of plan "
                     f"{self.plan.name!r}.{did_you_mean(axis, known)}"
                 )
-        for axis in known - set(self.mesh.shape) - set(MESH_AXES):
+        for axis in known - set(sizes) - set(MESH_AXES):
             raise PlanError(
                 f"Plan {self.plan.name!r} cuts along {axis!r}, which the mesh "
-                f"lacks.{did_you_mean(axis, self.mesh.shape)}"
+                f"lacks.{did_you_mean(axis, sizes)}"
             )
+
+    @functools.cached_property
+    def mesh(self) -> Mesh:
+        return self.on.build() if isinstance(self.on, MeshSpec) else self.on
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Axes of the mesh; -1 where the devices decide."""
+        return self.on.sizes if isinstance(self.on, MeshSpec) else dict(self.on.shape)
+
+    def __repr__(self) -> str:
+        sizes = ",".join(f"{axis}={size}" for axis, size in self.sizes.items())
+        return f"Placement({sizes}, plan {self.plan.name!r})"
 
     def weight_spec(self, axes: Mapping[str, int]) -> PartitionSpec:
         """How a weight with these axes is cut."""
@@ -101,4 +121,8 @@ def placement_on(mesh: Any, plan: str | Plan | None = None) -> Placement | None:
         PlanError: no such plan, or not the devices for the mesh.
     """
     wanted = plan_named(plan)
-    return None if mesh is None else Placement(make_mesh(mesh), wanted)
+    if mesh is None:
+        return None
+    placement = Placement(mesh if isinstance(mesh, MeshSpec | Mesh) else MeshSpec.of(mesh), wanted)
+    placement.mesh.size  # noqa: B018  (sizes that do not divide are refused here)
+    return placement

@@ -92,7 +92,7 @@ def make_trainer(
     start = TrainState(
         step=_zero(masters),
         trained=masters,
-        opt_state=_opt_state(optimizer, masters),
+        opt_state=opt_state(optimizer, masters),
         bad=_zero(masters),
     )
     loss = _loss(runtime)
@@ -236,8 +236,14 @@ def _in_dtype(x: Any, dtype: Any) -> Any:
     return x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
 
-def _opt_state(optimizer: Any, masters: Any) -> Any:
+def opt_state(optimizer: Any, masters: Any) -> Any:
     """The optimiser's first state, each moment where its weight is."""
+    where = jax.tree.map(lambda x: x.sharding, opt_shapes(optimizer, masters))
+    return jax.jit(optimizer.init, out_shardings=where)(masters)
+
+
+def opt_shapes(optimizer: Any, masters: Any) -> Any:
+    """The shapes and shardings of that state, for weights or their shapes and shardings."""
     import optax
 
     shapes = jax.eval_shape(optimizer.init, masters)
@@ -248,7 +254,11 @@ def _opt_state(optimizer: Any, masters: Any) -> Any:
         masters,
         transform_non_params=lambda _: _everywhere(masters),
     )
-    return jax.jit(optimizer.init, out_shardings=where)(masters)
+    return jax.tree.map(
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        shapes,
+        where,
+    )
 
 
 def _everywhere(masters: Any) -> Sharding:

@@ -1,0 +1,39 @@
+"""Checks of single settings, each with the setting's name in the message."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from flaxen.core.errors import ConfigError, did_you_mean
+
+
+def one_of(name: str, value: Any, allowed: Collection[Any]) -> None:
+    """
+    Raises:
+        ConfigError: the value is none of those allowed.
+    """
+    if not any(value is x or (type(value) is type(x) and value == x) for x in allowed):
+        words = [x for x in allowed if isinstance(x, str)]
+        near = did_you_mean(value, words) if isinstance(value, str) else ""
+        listed = ", ".join(repr(x) for x in allowed)
+        raise ConfigError(f"{name} is {value!r}; expected one of {listed}.{near}")
+
+
+def at_least(name: str, value: Any, least: int) -> None:
+    """
+    Raises:
+        ConfigError: the value is no whole number from `least` on.
+    """
+    if type(value) is not int or value < least:
+        raise ConfigError(f"{name} is {value!r}; expected a whole number of at least {least}.")
+
+
+def true_or_false(**values: Any) -> None:
+    """
+    Raises:
+        ConfigError: naming the values that are neither True nor False.
+    """
+    odd = [f"{name} is {value!r}" for name, value in values.items() if type(value) is not bool]
+    if odd:
+        raise ConfigError(f"{'; '.join(odd)}; expected True or False.")
