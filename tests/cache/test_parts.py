@@ -92,7 +92,7 @@ def test_a_gated_recurrence_over_padded_rows(codec):
 
     cache = empty(described(order(codec), [states(order(codec), (4, 3), (4, 2, 3))]))
     assert cache.endless
-    before, got = cache.layers[0], None
+    before, got = cache.layers[0], np.zeros(0)
     for a, b in PIECES:
         before = cache.layers[0]
         cache, got = step(cache, *(y[:, a:b].astype(np.float32) for y in (x, gate)), valid[:, a:b])
