@@ -146,7 +146,9 @@ def test_tokens_past_the_end_have_no_room(layout):
 
 
 def test_memory_falls_with_the_codec_and_with_a_window():
-    size = lambda *a: sum(x.nbytes for x in jax.tree.leaves(caches.cache(*a, 64).layers))
+    def size(layout, codec):
+        return sum(x.nbytes for x in jax.tree.leaves(caches.cache(layout, codec, 64).layers))
+
     plain = 2 * 2 * 64 * (8 + 6) * 4
     assert size("dense", None) == plain
     assert size("dense", "int8") == plain // 4 + 2 * 2 * 64 * 2 * 4

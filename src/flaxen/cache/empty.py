@@ -77,11 +77,10 @@ def keys_and_values(
 ) -> KeysValues:
     """An attention layer's memory, for `heads` key heads; a window's layer may be a ring."""
     layout, axes = order.settings.layout, AXES
-    ring = window and (layout == "ring" or (layout == "auto" and window < order.length))
     if layout == "paged":
         kind, axes = Paged, ("pages", "kv_heads", "slots", "head_dim")
         shape = (order.batch * order.pages, heads, order.settings.page_size)
-    elif ring:
+    elif window and (layout == "ring" or (layout == "auto" and window < order.length)):
         kind, shape = Ring, (order.batch, heads, window)
     else:
         kind, shape = Dense, (order.batch, heads, order.length)

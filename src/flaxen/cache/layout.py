@@ -127,7 +127,7 @@ def put(
         rest = [entry for i, entry in enumerate(spec) if i not in (0, axis)]
         own = old.shape[axis] // ways(placement.mesh, cut)
         return jax.shard_map(
-            lambda *xs: here(*xs, jax.lax.axis_index(cut) * own),
+            lambda old, new, places: here(old, new, places, jax.lax.axis_index(cut) * own),
             mesh=placement.mesh,
             in_specs=(spec, P(spec[0], None, *rest), P(spec[0], None)),
             out_specs=spec,

@@ -73,10 +73,10 @@ class Paged(KeysValues):
     def read(self, at: NewTokens | None, dtype: Any) -> tuple[jax.Array, jax.Array]:
         assert at is not None
         assert at.table is not None
-        B, n = at.table.shape
+        table, (B, n) = jnp.maximum(at.table, 0), at.table.shape
 
         def gather(x: jax.Array) -> jax.Array:
-            pages = x[jnp.maximum(at.table, 0)].swapaxes(2, 3)  # B n size K H
+            pages = x[table].swapaxes(2, 3)  # B n size K H
             return pages.reshape(B, n * x.shape[2], *pages.shape[3:])
 
         k, v = (self.codec.decode(jax.tree.map(gather, x), dtype) for x in (self.k, self.v))
