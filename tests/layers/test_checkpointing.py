@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from flaxen.core.errors import ConfigError, InputError
+from flaxen.core.tree import is_param
+from flaxen.families.config import abstract_module, hf_config
 from flaxen.layers.checkpointing import (
     POLICIES,
     Checkpointing,
@@ -19,7 +21,9 @@ from flaxen.layers.checkpointing import (
     checkpointed,
     checkpointing_of,
 )
-from flaxen.models.fold import Folded, unfold
+from flaxen.layers.runtime import Runtime
+from flaxen.models.causal import mean_loss
+from flaxen.models.fold import Folded, folded, stack_params, unfold
 from flaxen.pretrained import from_config
 
 COMMON = {
@@ -100,10 +104,12 @@ def test_memory_falls_in_the_promised_order():
 
 def recomputed(kind: str, how: Checkpointing) -> list[bool]:
     """Which layers are, by the calls that one trace of the model makes to `jax.checkpoint`."""
-    ours = model(kind, True)
-    ours = ours.replace(runtime=dataclasses.replace(ours.runtime, checkpointing=how))
-    jaxpr = jax.make_jaxpr(lambda module: ours.replace(module=module).loss(IDS, IDS))(ours.module)
-    return _layers(jaxpr.jaxpr, False)
+    module = folded(abstract_module(hf_config(CONFIGS[kind]))[0], stack_params)
+    shapes = jax.tree.map(
+        lambda p: jax.ShapeDtypeStruct(p.shape, np.float32), module, is_leaf=is_param
+    )
+    run = lambda module: mean_loss(module, IDS, IDS, runtime=Runtime(checkpointing=how))
+    return _layers(jax.make_jaxpr(run)(shapes).jaxpr, False)
 
 
 def _layers(jaxpr: Any, inside: bool) -> list[bool]:
