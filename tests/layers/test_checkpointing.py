@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from jax.extend.core import jaxprs_in_params
 
 from flaxen.core.errors import ConfigError, InputError
 from flaxen.core.tree import is_param
@@ -120,7 +121,7 @@ def _layers(jaxpr: Any, inside: bool) -> list[bool]:
         scores = [v.aval.shape[-1:] == (128,) for v in eqn.outvars]
         if name == "exp" and all(scores) and eqn.outvars[0].aval.ndim > 3:
             found.append(inside)
-        for inner in jax.core.jaxprs_in_params(eqn.params):
+        for inner in jaxprs_in_params(eqn.params):
             times = eqn.params["length"] if name == "scan" else 1
             found += _layers(inner, inside or name in ("checkpoint", "remat2")) * times
     return found
