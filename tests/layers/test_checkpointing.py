@@ -10,8 +10,11 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from jax.extend.core import jaxprs_in_params
 
 from flaxen.core.errors import ConfigError, InputError
+from flaxen.core.tree import is_param
+from flaxen.families.config import abstract_module, hf_config
 from flaxen.layers.checkpointing import (
     POLICIES,
     Checkpointing,
@@ -19,7 +22,9 @@ from flaxen.layers.checkpointing import (
     checkpointed,
     checkpointing_of,
 )
-from flaxen.models.fold import Folded, unfold
+from flaxen.layers.runtime import Runtime
+from flaxen.models.causal import mean_loss
+from flaxen.models.fold import Folded, folded, stack_params, unfold
 from flaxen.pretrained import from_config
 
 COMMON = {
@@ -100,10 +105,12 @@ def test_memory_falls_in_the_promised_order():
 
 def recomputed(kind: str, how: Checkpointing) -> list[bool]:
     """Which layers are, by the calls that one trace of the model makes to `jax.checkpoint`."""
-    ours = model(kind, True)
-    ours = ours.replace(runtime=dataclasses.replace(ours.runtime, checkpointing=how))
-    jaxpr = jax.make_jaxpr(lambda module: ours.replace(module=module).loss(IDS, IDS))(ours.module)
-    return _layers(jaxpr.jaxpr, False)
+    module = folded(abstract_module(hf_config(CONFIGS[kind]))[0], stack_params)
+    shapes = jax.tree.map(
+        lambda p: jax.ShapeDtypeStruct(p.shape, np.float32), module, is_leaf=is_param
+    )
+    run = lambda module: mean_loss(module, IDS, IDS, runtime=Runtime(checkpointing=how))
+    return _layers(jax.make_jaxpr(run)(shapes).jaxpr, False)
 
 
 def _layers(jaxpr: Any, inside: bool) -> list[bool]:
@@ -114,7 +121,7 @@ def _layers(jaxpr: Any, inside: bool) -> list[bool]:
         scores = [v.aval.shape[-1:] == (128,) for v in eqn.outvars]
         if name == "exp" and all(scores) and eqn.outvars[0].aval.ndim > 3:
             found.append(inside)
-        for inner in jax.core.jaxprs_in_params(eqn.params):
+        for inner in jaxprs_in_params(eqn.params):
             times = eqn.params["length"] if name == "scan" else 1
             found += _layers(inner, inside or name in ("checkpoint", "remat2")) * times
     return found
