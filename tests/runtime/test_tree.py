@@ -120,8 +120,8 @@ def test_code_is_no_data():
     [
         (lambda: Runtime(attention=AttentionSettings("flahs")), "Unknown attention mechanism"),
         (lambda: Runtime(purpose="trian"), "purpose is 'trian'.*Did you mean 'train'"),
-        (lambda: Runtime(scan_layers=1), "scan_layers is 1"),
-        (lambda: Runtime(constrain_blocks="yes"), "constrain_blocks is 'yes'"),
+        (lambda: Runtime(scan_layers=1), "scan_layers is 1"),  # type: ignore[arg-type]
+        (lambda: Runtime(constrain_blocks="yes"), "constrain_blocks is 'yes'"),  # type: ignore[arg-type]
         (lambda: Runtime(attention=AttentionSettings(axis="ps")), "attention.axis names .* 'ps'"),
         (lambda: Blocks(q=0), "attention.blocks.q is 0; .* at least 1"),
         (lambda: Blocks(k_dq=-1), "attention.blocks.k_dq is -1"),

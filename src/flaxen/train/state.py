@@ -34,7 +34,7 @@ class State:
     step: jax.Array
     params: Any
     opt_state: Any = None
-    apply_fn: static[Callable[..., Any] | None] = None
+    apply_fn: static[Any] = None
     tx: static[Any] = None
     runtime: static[Runtime] = Runtime()
     config_json: static[str] = "{}"
