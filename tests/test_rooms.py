@@ -17,6 +17,7 @@ DOORS = (
     "model",
     "calling",
     "running",
+    "continuing",
     "edit",
     "fit",
     "fresh",

@@ -11,14 +11,13 @@ from typing import Any
 import jax
 import numpy as np
 
+from flaxen.continuing import Continuing
 from flaxen.convert.report import Report
 from flaxen.convert.transforms import Applied
-from flaxen.core.errors import CacheError
 from flaxen.core.tree import is_param, module, paths, static
 from flaxen.edit import Editable
 from flaxen.layers.checkpointing import cache_in_training
-from flaxen.layers.runtime import PLAIN, RINGS, Runtime
-from flaxen.models.outputs import CausalOutput
+from flaxen.layers.runtime import PLAIN, Runtime
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +44,7 @@ def _config(config_json: str) -> Any:
 
 
 @module
-class Model(Editable):
+class Model(Editable, Continuing):
     """A causal language model: a pytree whose leaves are its weights.
 
     `module` is the tree of parts; gradients, optimiser states and abstract models are Models too.
@@ -149,7 +148,7 @@ class Model(Editable):
                 output_hidden_states=output_hidden_states,
                 train=train,
             )
-            valid = self._room_for(past_key_values, ids, attention_mask)
+            valid = self.room_for(past_key_values, ids, attention_mask)
             run = causal.forward_cached
             if self.runtime.purpose == "serve":
                 run = causal.forward_in_place
@@ -199,42 +198,6 @@ class Model(Editable):
             runtime=self.runtime,
         )
 
-    def _room_for(self, cache: Any, ids: Any, attention_mask: Any) -> Any:
-        """Which of the tokens are real, once it is sure that they fit into the cache."""
-        from flaxen.cache import fits, room_for
-        from flaxen.calling import new_tokens
-        from flaxen.models.switch import same_side
-
-        fits(cache, self.module.cache_shapes(len(ids), 1, runtime=RINGS))
-        valid = new_tokens(attention_mask, ids.shape, cache)
-        same_side(self.module, cache, valid.sum(1))
-        room_for(cache, valid)
-        return valid
-
-    def prepare_inputs_for_generation(
-        self, input_ids: Any, max_length: int, attention_mask: Any = None
-    ) -> dict[str, Any]:
-        """What the first of several calls is given besides prompts (B, T): a cache of `max_length`
-        slots, a mask of every slot, and positions that count real tokens.
-        """
-        from flaxen.calling import prepared
-
-        rows, used = np.shape(input_ids)
-        if used > max_length:
-            raise CacheError(
-                f"max_length is {max_length} and the prompts have {used} tokens; expected at "
-                "least as many."
-            )
-        return prepared(self.init_cache(rows, max_length), input_ids, max_length, attention_mask)
-
-    def update_inputs_for_generation(
-        self, outputs: CausalOutput, kwargs: dict[str, Any]
-    ) -> dict[str, Any]:
-        """What the next call is given besides one new token for each row."""
-        from flaxen.calling import updated
-
-        return updated(outputs, kwargs)
-
     def init_weights(self, rng: Any, input_shape: tuple[int, int] = (1, 1)) -> Model:
         """The model with fresh weights, a function of `rng` (a seed, or a key of jax) and of each
         weight's name alone. See `flaxen.fresh.filled`.
@@ -242,58 +205,6 @@ class Model(Editable):
         from flaxen.fresh import filled
 
         return filled(self, rng, input_shape)
-
-    def init_cache(self, batch_size: int, max_length: int, dtype: Any = None) -> Any:
-        """An empty cache for `past_key_values`, with `max_length` slots a row, laid out and stored
-        as `runtime.cache` says.
-
-        Raises:
-            CacheError: for a size that holds nothing, or more than there is memory for.
-        """
-        from flaxen.cache import check_memory, empty
-
-        if batch_size < 1 or max_length < 1:
-            raise CacheError(
-                f"A cache of {batch_size} rows and {max_length} slots holds nothing; expected at "
-                "least one of each."
-            )
-        shapes = self.module.cache_shapes(batch_size, max_length, dtype, self.runtime)
-        check_memory(shapes)
-        return empty(shapes)
-
-    def save_cache(self, cache: Any, path: str | Path) -> None:
-        """Write a cache as a safetensors file, for this model to go on from another day."""
-        from flaxen.cache import fits, save
-
-        fits(cache, self.module.cache_shapes(cache.keep.shape[0], 1, runtime=RINGS))
-        save(cache, path, self._fingerprint())
-
-    def load_cache(self, path: str | Path) -> Any:
-        """What `save_cache` wrote, bit by bit, laid out as it was, on this model's mesh.
-
-        Raises:
-            CacheError: when it is another model's, or no cache.
-        """
-        from flaxen.cache import load, stored
-
-        about = stored(path)
-        settings = dataclasses.replace(about.settings, sharded=self.runtime.cache.sharded)
-        runtime = dataclasses.replace(self.runtime, cache=settings)
-        like = self.module.cache_shapes(about.batch, about.length, about.dtype, runtime)
-        return load(path, like, self._fingerprint())
-
-    def _fingerprint(self) -> str:
-        from flaxen.cache import fingerprint
-
-        return fingerprint(self.origin.config_json, jax.tree.leaves(self.module))
-
-    def generate(self, input_ids: Any, attention_mask: Any = None, **settings: Any) -> Any:
-        """Prompts (B, T) -> (B, T + n) token ids; greedy unless sampling is asked for. See
-        `flaxen.generate.generate`.
-        """
-        from flaxen.generate import generate
-
-        return generate(self, input_ids, attention_mask, **settings)
 
     def reshard(self, mesh: Any, plan: Any = None) -> Model:
         """The same model on another mesh, or by another plan. See `flaxen.reshard.reshard`."""

@@ -98,6 +98,7 @@ def load(
         scan_layers=scan_layers,
         remat=remat,
     )
+    rules = how.weights.bits if bits is None else bits
     dtypes, placement = dtype_plan(how.stored if dtype is None else dtype), how.placement
     if adapter is None and (base := base_of(path)) is not None:
         path, adapter = base, path
@@ -114,7 +115,7 @@ def load(
     if abstract:
         module = folded(module, stack_params) if how.folds else module
     else:
-        module = _read(module, found.weights, placement, how.folds, keep, bits, progress)
+        module = _read(module, found.weights, placement, how.folds, keep, rules, progress)
         report = dataclasses.replace(
             report, bytes_read=checkpoint.bytes_read, seconds=time.perf_counter() - start
         )

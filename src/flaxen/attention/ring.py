@@ -41,7 +41,7 @@ def turned(
     if call.placement is not None and call.settings.sharded:
         rows, _, heads, _ = (_without(entry, ring.axis) for entry in query_spec(call, q.shape))
         layout = P(rows, cut, heads)
-    here = functools.partial(_here, ring)
+    here: Any = functools.partial(_here, ring)
     return per_shard(here, q, k, v, call, scene, extras, layout=layout, keys=ring.axis)[:, :T]
 
 

@@ -132,7 +132,9 @@ def _backward(call: Call, ring: Ring, saved: Any, grad: jax.Array) -> Any:
 
     start = keys, (mine, theirs, slopes)
     (_, (mine, theirs, slopes)), _ = jax.lax.scan(turn, start, length=ring.hops + 1)
-    (dq, bias), (dk, dv) = mine, _returned(theirs, ring)
+    dq: Any
+    dq, bias = mine
+    dk, dv = _returned(theirs, ring)
     sinks = extras.sinks
     if sinks is not None:
         each = jax.vmap(lambda lse, mean: online.sink_gradients(sinks, lse, mean))(lse, mean)
@@ -202,7 +204,7 @@ def _tiles(
     """What stays and what travels, in tiles."""
     asked, asking = ring.keys.tile, ring.queries.tile
     major = lambda x: _cut(x.swapaxes(1, 2), 2, asked)
-    last = lambda x, tile: None if x is None else _cut(x, x.ndim - 1, tile)
+    last: Any = lambda x, tile: None if x is None else _cut(x, x.ndim - 1, tile)
     bias = extras.bias
     queries = Queries(
         q=_cut(online.grouped(q, k.shape[2]), 3, asking),

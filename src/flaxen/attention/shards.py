@@ -105,9 +105,15 @@ def fitting(spec: P, mesh: jax.sharding.Mesh, shape: tuple[int, ...]) -> P:
     found: list[Any] = []
     for entry, size in zip(entries, shape, strict=True):
         axes = tuple(axis for axis in mesh_axes(entry) if axis in mesh.shape)
-        fits = axes and size % ways(mesh, axes) == 0
-        found.append((axes if len(axes) > 1 else axes[0]) if fits else None)
+        fits = len(axes) > 0 and size % ways(mesh, axes) == 0
+        found.append(entry_of(axes) if fits else None)
     return P(*found)
+
+
+def entry_of(axes: tuple[str, ...]) -> Any:
+    """Mesh axes as one dimension of a PartitionSpec."""
+    one, *more = axes
+    return axes if more else one
 
 
 def mesh_axes(entry: Any) -> tuple[str, ...]:

@@ -12,7 +12,8 @@ import jax
 from flaxen.core.errors import ConfigError
 from flaxen.core.plain import check_names, differences
 from flaxen.easydel import names
-from flaxen.families.config import abstract_module, both_spellings, hf_config
+from flaxen.families.config import abstract_module, hf_config
+from flaxen.families.rope_keys import both_spellings
 from flaxen.layers.runtime import FILE, Runtime
 from flaxen.models.fold import folded, stack_params
 from flaxen.pretrained import load

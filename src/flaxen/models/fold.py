@@ -161,9 +161,8 @@ def _run_body(
         number, blocks, cache = each
         if turns > 1:
             blocks = [_picked(b, lambda w, i: w[i], turn) for turn in range(turns) for b in blocks]
-        x, cache, states = _run_list(
-            blocks, x, ctx.of_layer(number), cache, collect, first, scanned=True
-        )
+        passed = number * len(blocks)
+        x, cache, states = _run_list(blocks, x, ctx, cache, collect, first, passed)
         return x, (cache, states)
 
     body = layers.body
@@ -198,17 +197,22 @@ def _run_list(
     caches: Any,
     collect: bool,
     first: int,
-    scanned: bool = False,
+    passed: jax.Array | None = None,
 ) -> tuple[jax.Array, Any, list[jax.Array]]:
-    """Layers one after another, of which the first has the index `first` in the model."""
+    """Layers one after another, of which the first has the index `first` in the model, or one
+    further on by what a scan has `passed`.
+    """
     new, states, how = [], [], ctx.runtime.checkpointing
     call = lambda layer, x, ctx, cache: layer(x, ctx, cache)
     for i, layer in enumerate(layers):
         # Nothing learns through a cache.
         covered = (
-            call if caches is not None else checkpointed(call, how, first + i, scanned=scanned)
+            call
+            if caches is not None
+            else checkpointed(call, how, first + i, scanned=passed is not None)
         )
-        x, cache = covered(layer, x, ctx.of_layer(first + i), None if caches is None else caches[i])
+        number = first + i if passed is None else passed + (first + i)
+        x, cache = covered(layer, x, ctx.of_layer(number), None if caches is None else caches[i])
         new.append(cache)
         if collect:
             states.append(x)

@@ -19,7 +19,6 @@ from flaxen.layers.linear import Embedding, Linear
 from flaxen.layers.moe import Projections, Router
 from flaxen.models.fold import Folded, in_body
 from flaxen.quantize.fp8 import KEPT
-from flaxen.quantize.keep import part_shardings
 from flaxen.quantize.leaf import QuantizedWeight
 from flaxen.quantize.rounded import RoundedWeight, rounded_weight
 from flaxen.quantize.rounded_tensors import rounded_parts
@@ -169,7 +168,7 @@ def rounded_leaves(
         path: _leaf(path, found[path], tensors[path], rounding, where[path] is not None)
         for path, rounding in wanted.items()
     }
-    return leaves, {path: part_shardings(leaf, where[path]) for path, leaf in leaves.items()}
+    return leaves, {path: leaf.shardings(where[path]) for path, leaf in leaves.items()}
 
 
 def _leaf(

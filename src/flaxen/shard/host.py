@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from flaxen.shard.place import Placement
@@ -30,7 +31,7 @@ def everywhere(tree: Any, placement: Placement | None) -> Any:
     where = placement.replicated()
 
     def put(x: Any) -> jax.Array:
-        if isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+        if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
             return jax.random.wrap_key_data(
                 put(jax.random.key_data(x)), impl=jax.random.key_impl(x)
             )

@@ -1,0 +1,106 @@
+"""What a Model remembers between calls: caches, and text that goes on."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from flaxen.core.errors import CacheError
+from flaxen.layers.runtime import RINGS
+from flaxen.models.outputs import CausalOutput
+
+
+class Continuing:
+    """The methods of a Model that go on from what is in a cache."""
+
+    def room_for(self: Any, cache: Any, ids: Any, attention_mask: Any) -> Any:
+        """Which of the tokens are real, once it is sure that they fit into the cache."""
+        from flaxen.cache import fits, room_for
+        from flaxen.calling import new_tokens
+        from flaxen.models.switch import same_side
+
+        fits(cache, self.module.cache_shapes(len(ids), 1, runtime=RINGS))
+        valid = new_tokens(attention_mask, ids.shape, cache)
+        same_side(self.module, cache, valid.sum(1))
+        room_for(cache, valid)
+        return valid
+
+    def prepare_inputs_for_generation(
+        self: Any, input_ids: Any, max_length: int, attention_mask: Any = None
+    ) -> dict[str, Any]:
+        """What the first of several calls is given besides prompts (B, T): a cache of `max_length`
+        slots, a mask of every slot, and positions that count real tokens.
+        """
+        from flaxen.calling import prepared
+
+        rows, used = np.shape(input_ids)
+        if used > max_length:
+            raise CacheError(
+                f"max_length is {max_length} and the prompts have {used} tokens; expected at "
+                "least as many."
+            )
+        return prepared(self.init_cache(rows, max_length), input_ids, max_length, attention_mask)
+
+    def update_inputs_for_generation(
+        self: Any, outputs: CausalOutput, kwargs: dict[str, Any]
+    ) -> dict[str, Any]:
+        """What the next call is given besides one new token for each row."""
+        from flaxen.calling import updated
+
+        return updated(outputs, kwargs)
+
+    def init_cache(self: Any, batch_size: int, max_length: int, dtype: Any = None) -> Any:
+        """An empty cache for `past_key_values`, with `max_length` slots a row, laid out and stored
+        as `runtime.cache` says.
+
+        Raises:
+            CacheError: for a size that holds nothing, or more than there is memory for.
+        """
+        from flaxen.cache import check_memory, empty
+
+        if batch_size < 1 or max_length < 1:
+            raise CacheError(
+                f"A cache of {batch_size} rows and {max_length} slots holds nothing; expected at "
+                "least one of each."
+            )
+        shapes = self.module.cache_shapes(batch_size, max_length, dtype, self.runtime)
+        check_memory(shapes)
+        return empty(shapes)
+
+    def save_cache(self: Any, cache: Any, path: str | Path) -> None:
+        """Write a cache as a safetensors file, for this model to go on from another day."""
+        from flaxen.cache import fits, save
+
+        fits(cache, self.module.cache_shapes(cache.keep.shape[0], 1, runtime=RINGS))
+        save(cache, path, self._fingerprint())
+
+    def load_cache(self: Any, path: str | Path) -> Any:
+        """What `save_cache` wrote, bit by bit, laid out as it was, on this model's mesh.
+
+        Raises:
+            CacheError: when it is another model's, or no cache.
+        """
+        from flaxen.cache import load, stored
+
+        about = stored(path)
+        settings = dataclasses.replace(about.settings, sharded=self.runtime.cache.sharded)
+        runtime = dataclasses.replace(self.runtime, cache=settings)
+        like = self.module.cache_shapes(about.batch, about.length, about.dtype, runtime)
+        return load(path, like, self._fingerprint())
+
+    def _fingerprint(self: Any) -> str:
+        from flaxen.cache import fingerprint
+
+        return fingerprint(self.origin.config_json, jax.tree.leaves(self.module))
+
+    def generate(self: Any, input_ids: Any, attention_mask: Any = None, **settings: Any) -> Any:
+        """Prompts (B, T) -> (B, T + n) token ids; greedy unless sampling is asked for. See
+        `flaxen.generate.generate`.
+        """
+        from flaxen.generate import generate
+
+        return generate(self, input_ids, attention_mask, **settings)
