@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 from safetensors.numpy import load_file
 
 import flaxen
@@ -192,15 +193,15 @@ def test_padding_comes_off_again(model):
 def test_on_a_mesh_rows_are_cut_as_the_plan_says(models, folders):
     mesh = flaxen.load(folders["llama"], mesh="fsdp=2,tp=4")
     odd = mesh.resize_token_embeddings(130)
-    assert odd.get_input_embeddings().weight.sharding.spec == (None, "fsdp")
+    assert odd.get_input_embeddings().weight.sharding.spec == P(None, "fsdp")
     fits = odd.pad_vocab()
     assert fits.get_input_embeddings().weight.shape == (132, 64)
-    assert fits.get_input_embeddings().weight.sharding.spec == ("tp", "fsdp")
-    assert fits.get_output_embeddings().weight.sharding.spec == ("tp", "fsdp")
+    assert fits.get_input_embeddings().weight.sharding.spec == P("tp", "fsdp")
+    assert fits.get_output_embeddings().weight.sharding.spec == P("tp", "fsdp")
     want = logits(models["llama"].resize_token_embeddings(130))
     np.testing.assert_allclose(logits(fits)[..., :130], want, atol=1e-5)
     new = fits.set_input_embeddings(np.zeros((132, 64), np.float32))
-    assert new.get_input_embeddings().weight.sharding.spec == ("tp", "fsdp")
+    assert new.get_input_embeddings().weight.sharding.spec == P("tp", "fsdp")
 
 
 def test_the_bias_of_a_head_follows():
