@@ -12,7 +12,9 @@ import collections
 import json
 import os
 import re
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 os.environ |= {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"}
@@ -84,17 +86,21 @@ def runtime(mechanism: str, placement: Placement) -> Runtime:
 def compiled(program: Any, run: Runtime, *, rows: int, length: int) -> dict[str, Any]:
     """What the compiler says about one program, or why there is none."""
     start = time.perf_counter()
-    with compiling_for("tpu"):
+    with compiling_for("tpu"), tempfile.TemporaryDirectory() as folder:
         try:
             function, arguments = program(run, rows, length)
-            built = function.trace(*arguments).lower(lowering_platforms=("tpu",)).compile()
+            lowered = function.trace(*arguments).lower(lowering_platforms=("tpu",))
+            # The text of some programs cannot be asked for (jaxlib 0.10.2), so it is written out.
+            dump: Any = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
+            built = lowered.compile(compiler_options=dump)
         except Exception as error:  # the table shows what each mechanism cannot do
             said = f"{type(error).__name__}: {error}"
             return {"seconds": time.perf_counter() - start, "error": said[:300]}
-    memory, text = built.memory_analysis(), built.as_text()
-    found = re.findall(rf"({'|'.join(COLLECTIVES)})(?:-start)?\(", text)
+        seconds, memory = time.perf_counter() - start, built.memory_analysis()
+        text = "".join(p.read_text() for p in Path(folder).glob("*.after_optimizations.txt"))
+    found = re.findall(rf" ({'|'.join(COLLECTIVES)})(?:-start)?\(", text)
     return {
-        "seconds": time.perf_counter() - start,
+        "seconds": seconds,
         "arguments": memory.argument_size_in_bytes,
         "temporary": memory.temp_size_in_bytes,
         "collectives": dict(collections.Counter(found)),

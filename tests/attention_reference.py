@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import jax
 import numpy as np
 
 from flaxen.attention import NOTHING, Call, Extras, Scene
@@ -17,6 +18,7 @@ def sees(call: Call, scene: Scene, batch: int) -> np.ndarray:
     """(B, T, S): which key each query may see, one pair at a time."""
     q, k = (np.asarray(x) for x in (scene.q_slots, scene.k_slots))
     q, k = (np.broadcast_to(x, (batch, x.shape[-1])) for x in (q, k))
+    scene = jax.tree.map(np.asarray, scene)  # one number of a jax array at a time is slow
     mask, out = call.mask, np.zeros((batch, q.shape[1], k.shape[1]), bool)
     for b, t, s in np.ndindex(*out.shape):
         i, j = int(q[b, t]), int(k[b, s])
