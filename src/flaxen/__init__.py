@@ -10,6 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from flaxen.attention import AttentionSettings, Blocks
+    from flaxen.cache import CacheSettings
     from flaxen.core.errors import (
         CacheError,
         CheckpointError,
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
         InputError,
         PlanError,
     )
+    from flaxen.layers.checkpointing import Checkpointing
+    from flaxen.layers.runtime import MLPSettings, Runtime, WeightSettings
     from flaxen.model import Model
     from flaxen.pretrained import load
     from flaxen.shard import Plan, make_mesh
@@ -26,14 +30,21 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AttentionSettings",
+    "Blocks",
     "CacheError",
+    "CacheSettings",
     "CheckpointError",
+    "Checkpointing",
     "ConfigError",
     "FlaxenError",
     "InputError",
+    "MLPSettings",
     "Model",
     "Plan",
     "PlanError",
+    "Runtime",
+    "WeightSettings",
     "__version__",
     "load",
     "make_mesh",
@@ -41,14 +52,21 @@ __all__ = [
 ]
 
 _HOME = {
+    "AttentionSettings": "flaxen.attention",
+    "Blocks": "flaxen.attention",
     "CacheError": "flaxen.core.errors",
+    "CacheSettings": "flaxen.cache",
     "CheckpointError": "flaxen.core.errors",
+    "Checkpointing": "flaxen.layers.checkpointing",
     "ConfigError": "flaxen.core.errors",
     "FlaxenError": "flaxen.core.errors",
     "InputError": "flaxen.core.errors",
+    "MLPSettings": "flaxen.layers.runtime",
     "Model": "flaxen.model",
     "Plan": "flaxen.shard",
     "PlanError": "flaxen.core.errors",
+    "Runtime": "flaxen.layers.runtime",
+    "WeightSettings": "flaxen.layers.runtime",
     "load": "flaxen.pretrained",
     "make_mesh": "flaxen.shard",
     "tokenizer": "flaxen.text",

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from flaxen.attention import AttentionSettings
 from flaxen.convert.dtypes import float_dtype
 from flaxen.convert.report import Report
 from flaxen.core.tree import Param, is_param, paths, rebuild
@@ -32,7 +33,7 @@ def from_config(
     dtype: Any = None,
     mesh: Any = None,
     plan: str | Plan | None = None,
-    attention: str | None = None,
+    attention: AttentionSettings | str | None = None,
     scan_layers: bool | None = None,
     remat: bool | str | Checkpointing = False,
     runtime: Runtime | None = None,

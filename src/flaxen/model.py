@@ -206,6 +206,17 @@ class Model(Editable, Continuing):
 
         return filled(self, rng, input_shape)
 
+    def explain(self, queries: int = 1024, keys: int | None = None) -> list[dict[str, Any]]:
+        """Which attention each kind of layer would use for so many queries and keys (as many,
+        unless given), and why. See `flaxen.show.attention_choices`.
+        """
+        from flaxen.show import attention_choices
+
+        dtype = self.runtime.weights.dtype or str(self.module.embed_tokens.weight.dtype)
+        return attention_choices(
+            self.module, queries=queries, keys=keys or queries, dtype=dtype, runtime=self.runtime
+        )
+
     def reshard(self, mesh: Any, plan: Any = None) -> Model:
         """The same model on another mesh, or by another plan. See `flaxen.reshard.reshard`."""
         from flaxen.reshard import reshard

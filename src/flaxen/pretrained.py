@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from flaxen.adapter import adapted, base_of
+from flaxen.attention import AttentionSettings
 from flaxen.cache import CacheSettings
 from flaxen.convert.arrays import ArrayTensor
 from flaxen.convert.dtypes import DtypePlan, dtype_plan
@@ -43,7 +44,7 @@ def load(
     dtype: Any = None,
     mesh: Any = None,
     plan: str | Plan | None = None,
-    attention: str | None = None,
+    attention: AttentionSettings | str | None = None,
     cache: CacheSettings | str | None = None,
     key_mapping: Mapping[str, str] | None = None,
     adapter: str | Path | None = None,

@@ -6,7 +6,9 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from flaxen.attention import AttentionSettings
 from flaxen.cache import CacheSettings
+from flaxen.cache.settings import LAYOUTS
 from flaxen.core.errors import ConfigError
 from flaxen.layers.checkpointing import Checkpointing, checkpointing_of
 from flaxen.layers.runtime import FILE, PLAIN, Runtime
@@ -18,7 +20,7 @@ def runtime_of(
     *,
     mesh: Any = None,
     plan: str | Plan | None = None,
-    attention: str | None = None,
+    attention: AttentionSettings | str | None = None,
     scan_layers: bool | None = None,
     remat: bool | str | Checkpointing = False,
     cache: CacheSettings | str | None = None,
@@ -34,18 +36,29 @@ def runtime_of(
     placement = placement_on(mesh, plan)
     changes: dict[str, Any] = {} if placement is None else {"placement": placement}
     if attention is not None:
-        changes["attention"] = dataclasses.replace(base.attention, mechanism=attention)
+        given = isinstance(attention, AttentionSettings)
+        changes["attention"] = (
+            attention if given else dataclasses.replace(base.attention, mechanism=attention)
+        )
     if scan_layers is not None:
         changes["scan_layers"] = scan_layers
     if remat:
         changes["checkpointing"] = checkpointing_of(remat)
     if cache is not None:
-        settings = isinstance(cache, CacheSettings)
-        changes["cache"] = cache if settings else dataclasses.replace(base.cache, codec=cache)
+        changes["cache"] = _cache(base.cache, cache)
     made = dataclasses.replace(base, **changes)
     if made.placement is not None:
         made.placement.mesh.size  # noqa: B018  (sizes that do not divide are refused here)
     return made
+
+
+def _cache(base: CacheSettings, cache: CacheSettings | str) -> CacheSettings:
+    """The settings themselves, or by the name of a layout or of a codec."""
+    if isinstance(cache, CacheSettings):
+        return cache
+    if cache in LAYOUTS:
+        return dataclasses.replace(base, layout=cache)
+    return dataclasses.replace(base, codec=cache)
 
 
 def read_runtime(path: str | Path) -> Runtime:

@@ -174,3 +174,16 @@ def test_rounded_weights_are_not_saved_as_if_they_were_the_original(folder, tmp_
     again = flaxen.load(tmp_path / "a")
     for path, leaf in leaves(model).items():
         np.testing.assert_array_equal(again.parameters()[path], leaf.values())
+
+
+def test_a_rounded_model_is_not_rounded_again(folder):
+    small = flaxen.load(folder("llama"), bits=8)
+    with pytest.raises(ConfigError, match="packed already"):
+        small.quantize(4)
+
+
+def test_matrices_of_four_bits_share_a_group_whatever_rule_names_them(folder):
+    model = flaxen.load(folder("llama"), bits={"mlp": 4, "self_attn": 4})
+    groups = {x.scheme.group for x in leaves(model).values()}
+    assert groups == {x.scheme.group for x in leaves(flaxen.load(folder("llama"), bits=4)).values()}
+    assert len(groups) == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from golden import about
 
@@ -72,3 +74,10 @@ def test_the_page_shows_every_weight_and_escapes_names(abstract):
     page = placement_page("<a&b>", root, {"fsdp": 2, "tp": 4}, ["kv_heads=2 < 4"])
     assert "&lt;a&amp;b&gt;" in page and "<a&b>" not in page and "kv_heads=2 &lt; 4" in page
     assert all(path in page for path, _ in weights(root))
+
+
+def test_pictures_of_more_pieces_have_as_many_colours(abstract):
+    root = parts(abstract, planned("fsdp=4,tp=4", None))
+    page = placement_page("a", root, {"fsdp": 4, "tp": 4})
+    row = page.split("embed_tokens.weight")[1].split("</tr>")[0]
+    assert len(set(re.findall(r"hsl\([^)]*\)", row))) == 16

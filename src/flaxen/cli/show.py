@@ -6,7 +6,8 @@ import math
 from typing import TYPE_CHECKING, Annotated, Any
 
 from flaxen.cli.options import Count, Download, Json, Loading, Source, about
-from flaxen.cli.output import print_json, print_out
+from flaxen.cli.output import print_json, print_out, remark
+from flaxen.core.errors import InputError
 
 if TYPE_CHECKING:
     from flaxen.shard import Placement
@@ -30,6 +31,8 @@ def show(
     from flaxen.layers.runtime import Runtime
     from flaxen.show import attention_choices, parts, totals
 
+    if length < 1:
+        raise InputError(f"--length is {length}; expected at least 1.")
     loaded = loading.look(model, download)
     abstract = loaded.module
     placement = planned(loading.mesh, loading.plan)
@@ -57,11 +60,14 @@ def show(
 
 def planned(mesh: str | None, plan: str | None) -> Placement | None:
     """A plan on a mesh that only exists on paper."""
+    from flaxen.shard import plan_named
+
+    wanted = plan_named(plan)
     if mesh is None:
         return None
     import jax
 
-    from flaxen.shard import Placement, parse_mesh, plan_named
+    from flaxen.shard import Placement, parse_mesh
     from flaxen.shard.mesh import resolve_sizes
 
     sizes = parse_mesh(mesh)
@@ -69,7 +75,7 @@ def planned(mesh: str | None, plan: str | None) -> Placement | None:
         sizes = resolve_sizes(sizes, jax.device_count())
     # Sizes and names are all that a placement looks at until arrays are placed.
     paper: Any = jax.sharding.AbstractMesh(tuple(sizes.values()), tuple(sizes))
-    return Placement(paper, plan_named(plan))
+    return Placement(paper, wanted)
 
 
 def _write_page(
@@ -77,12 +83,15 @@ def _write_page(
 ) -> None:
     from pathlib import Path
 
-    from flaxen.core.errors import InputError
     from flaxen.show import placement_page
 
     if placement is None:
         raise InputError("--html shows a mesh; say which one, for example --mesh fsdp=2,tp=4.")
-    Path(path).write_text(placement_page(model, tree, dict(placement.mesh.shape), uncut))
+    try:
+        Path(path).write_text(placement_page(model, tree, dict(placement.mesh.shape), uncut))
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error.strerror}.") from None
+    remark(f"Wrote {path}.")
 
 
 def _dtype(abstract: Any) -> str:
@@ -117,7 +126,11 @@ def _print(tree: Any, kinds: dict[str, Any], placement: Placement | None, uncut:
         mesh = dict(placement.mesh.shape)
         print_out(share_lines(tree), "\n")
         print_out(table(["device", "is"], list(enumerate(device_names(mesh)))[:16]))
-        print_out(table(["weights", "devices that hold each piece"], pictures(tree, mesh)))
+        if shown := pictures(tree, mesh):
+            headers = ["weights", "devices of each piece (first cut down, others across)"]
+            print_out(table(headers, shown))
+        else:
+            print_out("Every device holds every weight whole.", "\n")
     rows = [
         (kind, each["layers"], _mask(each["call"]), name, reason)
         for kind, choices in kinds.items()

@@ -77,16 +77,13 @@ def sites(tree: Any) -> dict[str, Site]:
 def _names(tree: Any) -> Callable[[str], tuple[str, ...]]:
     """The paths that a path of a folded model has in the plain one."""
     folds = paths(tree, lambda x: isinstance(x, Folded)).items()
-    counts = {path: (x.count, len(x.body)) for path, x in folds if isinstance(x, Folded)}
+    folded = {path: x for path, x in folds if isinstance(x, Folded)}
 
     def names(path: str) -> tuple[str, ...]:
-        for start, (count, period) in counts.items():
-            match = re.fullmatch(rf"{re.escape(start)}\.(body|tail)\.(\d+)\.(.*)", path)
+        for start, layers in folded.items():
+            match = re.fullmatch(rf"{re.escape(start)}\.(head|body|tail)\.(\d+)\.(.*)", path)
             if match:
-                first = int(match[2])
-                at = [count * period + first]
-                if match[1] == "body":
-                    at = [i * period + first for i in range(count)]
+                at = layers.indices(match[1], int(match[2]))
                 return tuple(f"{start}.{i}.{match[3]}" for i in at)
         return (path,)
 
@@ -118,7 +115,10 @@ def chosen(found: Mapping[str, Site], rules: Rules) -> dict[str, Rounding]:
                 "with scan_layers=False."
             )
         out[path] = ways.pop()
-    return {path: rounding for path, rounding in out.items() if rounding is not None}
+    wanted = {path: rounding for path, rounding in out.items() if rounding is not None}
+    four = [path for path, each in wanted.items() if each == Rounding(4)]
+    shared = _alike(Rounding(4), [found[path] for path in four])
+    return wanted | dict.fromkeys(four, shared)
 
 
 def _alike(rounding: Rounding, found: Iterable[Site]) -> Rounding:
@@ -191,6 +191,13 @@ def rounded(tree: Any, rules: Rules) -> Any:
         ConfigError: as `rounded_leaves`, or a model with adapters.
     """
     arrays = paths(tree)
+    packed = paths(tree, lambda x: isinstance(x, QuantizedWeight))
+    held = next((p for p, x in packed.items() if isinstance(x, QuantizedWeight)), None)
+    if held is not None:
+        raise ConfigError(
+            f"{held} is packed already; rounding it again would add one error to another. Round "
+            "the model as it was loaded, with rules for all of its weights."
+        )
     hidden = [path for path in sites(tree) if path not in arrays]
     if hidden:
         raise ConfigError(

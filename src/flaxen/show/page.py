@@ -45,13 +45,14 @@ def placement_page(
         "<h2>A device's bytes</h2>",
         _bar(root),
         "<h2>Weights</h2>",
-        "<p>Each picture is one weight; equal colours are equal pieces, with the devices that hold "
-        "them.</p>",
+        "<p>Each picture is one weight, each field a piece with the devices that hold it. The "
+        "first dimension that is cut goes down, what else is cut goes across.</p>",
         "<table>",
         *(_row(path, part, pieces(part, mesh), names) for path, part in weights(root)),
         "</table>",
     ]
-    head = f"<meta charset='utf-8'><title>{text(title)}</title><style>{STYLE}</style>"
+    screen = "<meta name='viewport' content='width=device-width'>"
+    head = f"<meta charset='utf-8'>{screen}<title>{text(title)}</title><style>{STYLE}</style>"
     return (
         f"<!doctype html><html lang='en'><head>{head}</head><body>{''.join(body)}</body></html>\n"
     )
@@ -80,7 +81,7 @@ def _row(path: str, part: Part, found: Sequence[Piece], names: Sequence[str]) ->
         for axis, n, cut in zip(axes, part.shape or (), cuts, strict=False)
     )
     return (
-        f"<tr><td><code>{html.escape(path)}</code><br>{html.escape(sizes)} {part.dtype}</td>"
+        f"<tr><td><code>{html.escape(path)}</code><br>{html.escape(sizes)}; {part.dtype}</td>"
         f"<td class='num'>{human_bytes(part.nbytes)}<br>{human_bytes(part.device_bytes)} each</td>"
         f"<td>{_picture(found, names)}</td></tr>"
     )
@@ -88,7 +89,8 @@ def _row(path: str, part: Part, found: Sequence[Piece], names: Sequence[str]) ->
 
 def _picture(found: Sequence[Piece], names: Sequence[str]) -> str:
     rows, spans = grid(found), []
-    colours = {piece.box: COLOURS[i % len(COLOURS)] for i, piece in enumerate(found)}
+    hue = lambda i: f"hsl({210 + 360 * i // len(found)} 45% 38%)"
+    colours = {piece.box: hue(i) for i, piece in enumerate(found)}
     height = max(1.3, math.floor(4 / len(rows)))
     for piece in (piece for row in rows for piece in row):
         box = ", ".join(f"{a}:{b}" for a, b in piece.box)

@@ -66,8 +66,9 @@ def explained(
         why = f"{site} answered {status} when asked for {repository}. Try again later."
     else:
         why = (
-            f"{site} cannot be reached ({_first_line(error)}), and {repository} is not complete in "
-            "the hub's cache. Check the connection and load again (files that arrived are kept), "
+            f"{repository!r} is no path here. {site} cannot be reached ({_first_line(error)}), and "
+            "the hub's cache does not have all of it. Check the connection and load again (files "
+            "that arrived are kept), "
             "or pass a local folder."
         )
     return CheckpointError(why)
