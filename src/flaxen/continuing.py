@@ -73,8 +73,9 @@ class Continuing:
 
     def save_cache(self: Any, cache: Any, path: str | Path) -> None:
         """Write a cache as a safetensors file, for this model to go on from another day."""
-        from flaxen.cache import fits, save
+        from flaxen.cache import fits, is_cache, save
 
+        is_cache(cache)
         fits(cache, self.module.cache_shapes(cache.keep.shape[0], 1, runtime=RINGS))
         save(cache, path, self._fingerprint())
 

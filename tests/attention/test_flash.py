@@ -6,6 +6,7 @@ import dataclasses
 import logging
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -41,6 +42,20 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_our_kernel_equals_float64(name):
     compare("pallas_flash", CASES[name])
+
+
+@pytest.mark.parametrize("mechanism", ["pallas_flash", "splash"])
+def test_kernels_run_where_jax_counts_in_64_bits(mechanism):
+    with jax.enable_x64(True):
+        compare(mechanism, case(T=20, batch=1, N=2, K=1, mask=Mask(window=6)))
+
+
+def test_kernels_that_add_up_in_float32_refuse_float64():
+    call = dataclasses.replace(case().call, dtype="float64")
+    for mechanism in ("pallas_flash", "splash"):
+        assert "float64" in str(MECHANISMS[mechanism].refuse(call))
+    assert MECHANISMS["flash"].refuse(call) is None
+    assert not flash.shipped_for_gpu(call)
 
 
 FORWARD = {

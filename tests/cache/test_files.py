@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import golden
@@ -96,6 +97,42 @@ def test_a_cache_of_another_shape_is_refused(model, tmp_path):
 def test_a_file_that_is_no_cache_is_refused(model, folder):
     with pytest.raises(CacheError, match="no saved cache"):
         model.load_cache(folder / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"batch": "2"},
+        {"batch": 1.5},
+        {"length": None},
+        {"length": -1},
+        {"dtype": "foo"},
+        {"dtype": "int32"},
+        {"codec": ["int8"]},
+        {"layout": "foo"},
+        {"page_size": 0},
+        {"more": 1},
+    ],
+    ids=str,
+)
+def test_a_description_that_makes_no_sense_is_refused(wrong, tmp_path):
+    from flaxen.cache import stored
+
+    sense = {"model": "", "batch": 2, "length": 9, "dtype": "float32", "layout": "dense"}
+    sense |= {"codec": None, "page_size": 16}
+    for about in (sense, sense | wrong):
+        header = json.dumps({"__metadata__": {"flaxen_cache": json.dumps(about)}}).encode()
+        (tmp_path / "prompt").write_bytes(len(header).to_bytes(8, "little") + header)
+        if about is sense:
+            assert stored(tmp_path / "prompt").batch == 2
+    with pytest.raises(CacheError, match="no saved cache"):
+        stored(tmp_path / "prompt")
+
+
+def test_only_caches_can_be_saved(model, tmp_path):
+    with pytest.raises(CacheError, match="NoneType is no cache"):
+        model.save_cache(None, tmp_path / "prompt")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("layout", ["dense", "ring", "paged"])

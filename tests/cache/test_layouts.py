@@ -127,6 +127,14 @@ def test_a_cropped_cache_goes_on_as_if_the_rest_had_never_been(layout):
     )
 
 
+@pytest.mark.parametrize("slots", [-1, 5])
+@pytest.mark.parametrize("layout", ["dense", "paged"])
+def test_only_slots_in_use_can_be_kept(layout, slots):
+    used = caches.appended(caches.cache(layout), caches.tokens(layout, 4), np.ones((2, 4), bool))
+    with pytest.raises(CacheError, match=f"{slots} slots cannot be kept of 4"):
+        used.cropped(slots)
+
+
 def test_a_ring_cannot_go_back():
     with pytest.raises(CacheError, match="cannot go back"):
         caches.cache("ring").cropped(2)

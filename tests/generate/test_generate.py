@@ -55,6 +55,15 @@ def test_each_row_goes_on_as_if_it_were_alone(side, length):
         np.testing.assert_allclose(logp[row], its_logp[0], atol=1e-5)
 
 
+@pytest.mark.parametrize("ask", [{}, {"top_k": 3, "top_p": 0.9, "min_p": 0.1, "temperature": 1e-3}])
+def test_tokens_are_the_same_where_jax_counts_in_64_bits(ask):
+    model = tiny.script([3, 4, 5])
+    with jax.enable_x64(True):
+        got, logp = generate(model, [1], max_new_tokens=3, return_logprobs=True, **ask)
+    assert got.tolist() == [[1, 3, 4, 5]]
+    assert (got.dtype, logp.dtype) == (np.int32, np.float32)
+
+
 def test_lists_and_arrays_of_one_or_two_axes_are_prompts():
     model = tiny.script([3, 4, 5])
     for ids in ([1], [[1]], np.array([1]), jnp.array([[1]])):

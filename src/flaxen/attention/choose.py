@@ -85,8 +85,8 @@ def known(settings: AttentionSettings) -> AttentionSettings:
         ConfigError: when they name neither "auto" nor a mechanism.
     """
     wanted, able = settings.mechanism, mechanisms(settings)
-    if wanted != "auto" and wanted not in able:
-        near = did_you_mean(wanted, able)
+    if not isinstance(wanted, str) or (wanted != "auto" and wanted not in able):
+        near = did_you_mean(str(wanted), able)
         raise ConfigError(f"Unknown attention mechanism {wanted!r}.{near}")
     return settings
 

@@ -1,8 +1,8 @@
 """Flash attention by the kernel that jax ships for the hardware, where that can do what is asked.
 
 B batch, T queries, S keys, N heads, K kv_heads, H head_dim. What a shipped kernel cannot do goes to
-our own (`pallas_flash`); what that cannot do either (bias, dropout), and all calls on a CPU, to the
-same computation in plain products (`blockwise`).
+our own (`pallas_flash`); what that cannot do either (bias, dropout, float64), and all calls on a
+CPU, to the same computation in plain products (`blockwise`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _here(
         return _tpu(q, k, v, call, scene, extras)
     if where == "gpu" and shipped_for_gpu(call):
         return _gpu(q, k, v, call, scene)
-    ours = blockwise.local if call.bias or call.dropout else pallas_flash.kernel
+    ours = blockwise.local if pallas_flash.refuse(call) else pallas_flash.kernel
     return ours(q, k, v, call, scene, extras)
 
 
@@ -73,7 +73,7 @@ def _plain(call: Call) -> bool:
     mask = call.mask
     odd = mask.window or mask.chunk or mask.prefix or call.softcap or call.sinks or call.alibi
     known = call.aligned or not mask.causal
-    kernels = call.settings.backward != "xla" and not call.dropout
+    kernels = call.settings.backward != "xla" and not call.dropout and call.dtype != "float64"
     return kernels and known and not odd and call.head_dim == call.v_head_dim
 
 

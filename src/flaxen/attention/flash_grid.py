@@ -96,15 +96,17 @@ def run(
 
         params = triton.CompilerParams(num_warps=8 if args[0].shape[-1] > 64 else 4, num_stages=2)
     outs = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
-    return pl.pallas_call(
-        kernel,
-        grid=grid,
-        in_specs=cuts,
-        out_specs=[fixed(x) for x in outs],
-        out_shape=outs,
-        interpret=plan.platform not in ("tpu", "gpu"),
-        compiler_params=params,
-    )(*args)
+    # Kernels count in 32 bits, whatever the rest of the program does.
+    with jax.enable_x64(False):
+        return pl.pallas_call(
+            kernel,
+            grid=grid,
+            in_specs=cuts,
+            out_specs=[fixed(x) for x in outs],
+            out_shape=outs,
+            interpret=plan.platform not in ("tpu", "gpu"),
+            compiler_params=params,
+        )(*args)
 
 
 def specs(plan: Plan, tiling: Tiling, length: int, rows_fixed: bool) -> Any:

@@ -128,7 +128,7 @@ def _wide(x: jax.Array, plan: Plan) -> jax.Array:
 def refuse(call: Call) -> str | None:
     if call.bias or call.dropout:
         return "it has no bias and no dropout"
-    return None
+    return "it adds up in float32, and this is float64" if call.dtype == "float64" else None
 
 
 def prefer(call: Call) -> int:

@@ -2,7 +2,8 @@
 
 B batch, T queries, S keys, N heads, K kv_heads, H head_dim. Its masks are known when it is
 compiled; where positions are known only as it runs (a query to a cache, a sequence cut over
-devices), and on GPUs, our own kernel takes the call. On a CPU it is interpreted.
+devices), on GPUs, and where JAX counts in 64 bits, our own kernel takes the call. On a CPU it is
+interpreted.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def attend(
 def _here(
     q: jax.Array, k: jax.Array, v: jax.Array, call: Call, scene: Scene, extras: Extras = NOTHING, /
 ) -> jax.Array:
-    if platform() == "gpu" or not static(call):
+    wide = jax.config.read("jax_enable_x64")
+    if platform() == "gpu" or wide or not static(call):
         return pallas_flash.kernel(q, k, v, call, scene, extras)
     k, v = without_unseen(k, v, call.mask, scene)
     T, N, S = *q.shape[1:3], k.shape[1]

@@ -1,6 +1,6 @@
 """What decoding remembers: layouts x codecs."""
 
-from flaxen.cache.cache import Cache, fits, room_for
+from flaxen.cache.cache import Cache, fits, is_cache, room_for
 from flaxen.cache.codec import CODECS, AsIs, Codec, Fp8, Int4, Int8, codec_for
 from flaxen.cache.dense import Dense, Latent
 from flaxen.cache.empty import (
@@ -45,6 +45,7 @@ __all__ = [
     "empty",
     "fingerprint",
     "fits",
+    "is_cache",
     "keys_and_values",
     "latents",
     "load",

@@ -93,15 +93,22 @@ class Cache:
         """Only what stands in the first `slots` slots (with pages: tokens), to go on from there.
 
         Raises:
-            CacheError: when a layer has forgotten, or mixed, what stood there.
+            CacheError: when a layer has forgotten, or mixed, what stood there, or when so many are
+                not in use.
         """
         if not all(isinstance(layer, Dense | Latent | Paged) for layer in self.layouts):
             raise CacheError(
                 "Rings and recurrent states cannot go back to earlier tokens. Make the cache with "
                 "layout='dense', or read the text again."
             )
-        keep = self.keep & (jnp.arange(self.capacity) < slots)
         paged = self.pages is not None
+        used = self.lengths.max() if paged else self.index
+        known = not isinstance(slots, Tracer) and not isinstance(used, Tracer)
+        if known and not 0 <= slots <= used:
+            raise CacheError(
+                f"{slots} slots cannot be kept of {used} in use; expected 0 to {used}."
+            )
+        keep = self.keep & (jnp.arange(self.capacity) < slots)
         lengths = jnp.minimum(self.lengths, slots) if paged else keep.sum(1, dtype=jnp.int32)
         index = jnp.asarray(slots, jnp.int32)
         return dataclasses.replace(self, index=index, keep=keep, lengths=lengths)
@@ -124,6 +131,17 @@ class Cache:
         return jax.tree.map(change, self.layers, is_leaf=lambda x: isinstance(x, Layout))
 
 
+def is_cache(x: Any) -> None:
+    """
+    Raises:
+        CacheError: for something else.
+    """
+    if not isinstance(x, Cache):
+        raise CacheError(
+            f"{type(x).__name__} is no cache; expected what init_cache or a call gave back."
+        )
+
+
 def fits(cache: Any, wanted: Cache) -> None:
     """Check that a cache has the rows and the sizes of `wanted`, whatever its length, layouts and
     codecs; `wanted` has a ring in every layer with a window.
@@ -131,10 +149,7 @@ def fits(cache: Any, wanted: Cache) -> None:
     Raises:
         CacheError: for another number of rows, another model's cache, or something else.
     """
-    if not isinstance(cache, Cache):
-        raise CacheError(
-            f"{type(cache).__name__} is no cache; expected what init_cache or a call gave back."
-        )
+    is_cache(cache)
     rows, expected = cache.keep.shape[0], wanted.keep.shape[0]
     if rows != expected:
         raise CacheError(

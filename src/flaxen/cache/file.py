@@ -19,11 +19,14 @@ from flaxen.cache.codec import CODECS, AsIs
 from flaxen.cache.ring import Ring
 from flaxen.cache.settings import CacheSettings
 from flaxen.convert.arrays import ArrayTensor
+from flaxen.convert.dtypes import float_dtype
 from flaxen.convert.formats.safetensors import read_header
 from flaxen.convert.formats.source import FileMap, FileTensor
 from flaxen.convert.formats.writing import write_file
 from flaxen.convert.lazy import ByteCounter, concrete
+from flaxen.core.checks import at_least
 from flaxen.core.errors import CacheError
+from flaxen.core.plain import from_plain
 from flaxen.core.tree import paths, rebuild
 
 KEY = "flaxen_cache"
@@ -41,6 +44,12 @@ class Stored:
     layout: str
     codec: str | None
     page_size: int
+
+    def __post_init__(self) -> None:
+        at_least("batch", self.batch, 1)
+        at_least("length", self.length, 1)
+        float_dtype(self.dtype)
+        _ = self.settings
 
     @property
     def settings(self) -> CacheSettings:
@@ -99,7 +108,7 @@ def stored(path: str | Path) -> Stored:
     """
     _, metadata = read_header(Path(path))
     try:
-        return Stored(**json.loads(metadata[KEY]))
+        return from_plain(Stored, json.loads(metadata[KEY]))
     except (KeyError, TypeError, ValueError) as error:
         raise CacheError(
             f"{path} is no saved cache; expected a file that save_cache wrote."

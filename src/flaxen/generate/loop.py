@@ -114,7 +114,9 @@ def decode(
     Gives the cache, tokens and their log-probabilities (B, room), filled from the column of the
     given step on to that of the last one, and the last one.
     """
-    put = lambda table, column, i: jax.lax.dynamic_update_slice(table, column[:, None], (0, i))
+    put = lambda table, column, i: jax.lax.dynamic_update_slice_in_dim(
+        table, column[:, None], i, axis=1
+    )
     tokens = jnp.full((len(step.token), room), sampling.pad)
     logprobs = jnp.zeros(tokens.shape, jnp.float32)
 

@@ -60,7 +60,8 @@ def logprob(logits: jax.Array, token: jax.Array, s: Sampling) -> jax.Array:
         logp = jax.nn.log_softmax(logits.astype(jnp.float32))
         return jnp.take_along_axis(logp, token[:, None], -1)[:, 0]
 
-    return jax.lax.cond(s.logprobs, compute, lambda x: jnp.zeros(x.shape[:1]), logits)
+    nothing = jnp.zeros(token.shape, jnp.float32)
+    return jax.lax.cond(s.logprobs, compute, lambda _: nothing, logits)
 
 
 def warped(x: jax.Array, s: Sampling) -> jax.Array:
