@@ -30,7 +30,7 @@ class Registry(Mapping[str, T], Generic[T]):
         return entry
 
     def __getitem__(self, name: str) -> T:
-        if name not in self._entries:
+        if not isinstance(name, str) or name not in self._entries:
             near = did_you_mean(str(name), self._entries)
             raise ConfigError(f"Unknown {self.kind} {name!r}.{near}")
         return self._entries[name]
