@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from flaxen.core.errors import ConfigError
 from flaxen.core.platform import compiling_for
@@ -164,5 +165,6 @@ def test_experts_whose_groups_lie_on_two_devices_are_refused():
     args = tuple(map(jnp.asarray, tokens()))
     with pytest.raises(ConfigError, match=r"parts of shape .*, and 5 does not divide by tp=2"):
         rounded(experts(), {"down_proj": Rounding(8, 2)})(*args, runtime)
-    whole = jax.tree.map(np.asarray, rounded(experts(), 8))
-    np.testing.assert_allclose(whole(*args, runtime), whole(*args, PLAIN), atol=1e-4)
+    whole = rounded(experts(), 8)
+    there = jax.device_put(whole, NamedSharding(make_mesh("tp=2"), PartitionSpec()))
+    np.testing.assert_allclose(there(*args, runtime), whole(*args, PLAIN), atol=1e-4)

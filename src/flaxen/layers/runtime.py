@@ -37,7 +37,7 @@ class MLPSettings:
     chunk: int = 1024
 
     def __post_init__(self) -> None:
-        true_or_false(scan=self.scan)
+        true_or_false(**{"mlp.scan": self.scan})
         at_least("mlp.chunk", self.chunk, 1)
 
 
