@@ -82,7 +82,8 @@ def filled(model: Model, rng: int | jax.Array, input_shape: tuple[int, int] = (1
     made = rebuild(flat, fresh)
     if isinstance(module.layers, Folded):
         made = folded(made, jnp.stack)
-    filled = model.replace(module=made)
+    filled, bits = model.replace(module=made), model.runtime.weights.bits
+    filled = filled if bits is None else filled.quantize(bits)
     ids = jax.ShapeDtypeStruct(input_shape, jnp.int32)
     jax.eval_shape(lambda model, ids: model(ids).logits, filled, ids)
     return filled

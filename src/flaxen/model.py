@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from flaxen.continuing import Continuing
 from flaxen.convert.report import Report
@@ -84,7 +84,11 @@ class Model(Editable, Continuing):
 
     @property
     def num_parameters(self) -> int:
-        return sum(int(np.prod(p.shape, dtype=np.int64)) for p in self.parameters().values())
+        """Of weights that are stored packed, the weights themselves, not what stores them."""
+        from flaxen.quantize import QuantizedWeight
+
+        leaves = paths(self.module, lambda x: is_param(x) or isinstance(x, QuantizedWeight))
+        return sum(math.prod(x.shape) for x in leaves.values())
 
     def replace(self, *, module: Any = None, runtime: Runtime | None = None) -> Model:
         """The same model with other parts, or run in another way."""
@@ -235,7 +239,8 @@ class Model(Editable, Continuing):
         """
         from flaxen.quantize import rounded
 
-        return self.replace(module=rounded(self.module, bits))
+        runtime = self.runtime.with_bits(bits)
+        return self.replace(module=rounded(self.module, bits), runtime=runtime)
 
     def save(self, folder: str | Path, **options: Any) -> None:
         """Write a Hugging Face folder: weights, config, generation config, tokenizer files. See

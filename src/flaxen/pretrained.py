@@ -100,6 +100,7 @@ def load(
         remat=remat,
     )
     rules = how.weights.bits if bits is None else bits
+    how = how if bits is None else how.with_bits(bits)
     dtypes, placement = dtype_plan(how.stored if dtype is None else dtype), how.placement
     if adapter is None and (base := base_of(path)) is not None:
         path, adapter = base, path

@@ -6,10 +6,11 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from flaxen.attention import AttentionSettings
+from flaxen.attention import AttentionSettings, runnable
 from flaxen.cache import CacheSettings
 from flaxen.cache.settings import LAYOUTS
 from flaxen.core.errors import ConfigError
+from flaxen.core.platform import platform
 from flaxen.layers.checkpointing import Checkpointing, checkpointing_of
 from flaxen.layers.runtime import FILE, PLAIN, Runtime
 from flaxen.shard import Plan, placement_on
@@ -49,6 +50,7 @@ def runtime_of(
     made = dataclasses.replace(base, **changes)
     if made.placement is not None:
         made.placement.mesh.size  # noqa: B018  (sizes that do not divide are refused here)
+    runnable(made.attention, platform())
     return made
 
 

@@ -19,8 +19,10 @@ from flaxen.attention import (
     choose,
     explain,
     register,
+    runnable,
 )
 from flaxen.core.errors import ConfigError
+from flaxen.running import runtime_of
 
 CALL = CASES["causal"].call
 GPU = dataclasses.replace(CALL, platform="gpu", dtype="bfloat16", head_dim=64, v_head_dim=64)
@@ -65,6 +67,18 @@ def test_each_platform_has_its_favourite():
 def test_an_unknown_mechanism_offers_the_nearest():
     with pytest.raises(ConfigError, match="Did you mean 'vanilla'"):
         choose(asking("vanila"))
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("cudnn", "GPUs, and this is cpu"), ("tokamax", "pip install tokamax")]
+)
+def test_what_cannot_run_here_is_refused_before_there_is_a_call(name, reason):
+    with pytest.raises(ConfigError, match=f"'{name}' cannot run here: .*{reason}"):
+        runnable(AttentionSettings(name), "cpu")
+    with pytest.raises(ConfigError, match="cannot run here"):
+        runtime_of(attention=name)
+    runnable(AttentionSettings("cudnn"), "gpu")
+    runnable(AttentionSettings("auto"), "cpu")
 
 
 def test_a_mechanism_of_one_model_is_no_other_models():

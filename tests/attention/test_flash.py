@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from attention.flash_cases import SMALL, arrays, case, compare
 
-from flaxen.attention import MECHANISMS, AttentionSettings, Mask, flash, flash_tile
+from flaxen.attention import MECHANISMS, AttentionSettings, Blocks, Mask, flash, flash_tile
 from flaxen.core.platform import compiling_for
 from flaxen.shard import make_mesh, placement_on
 
@@ -116,6 +116,26 @@ def test_the_shipped_kernel_for_tpus_gives_the_same_numbers():
     assert flash.shipped_for_tpu(c.call)
     with compiling_for("tpu"), tpu.force_tpu_interpret_mode():
         compare("flash", c)
+
+
+@pytest.mark.parametrize(("asked", "rows", "given"), [(1, 2, 1), (2, 2, 2), (4, 6, 2)])
+def test_the_shipped_kernel_takes_as_many_rows_at_once_as_are_asked(
+    asked, rows, given, monkeypatch
+):
+    from jax.experimental.pallas.ops.tpu import flash_attention as kernel
+
+    seen = []
+
+    def spy(q, k, v, *, block_sizes, **rest):
+        seen.append(block_sizes.block_b)
+        return jnp.zeros_like(q)
+
+    monkeypatch.setattr(kernel, "flash_attention", spy)
+    c = case(T=20, H=16, N=2, K=1, batch=rows, settings=AttentionSettings(blocks=Blocks(b=asked)))
+    q, k, v, _ = arrays(c)
+    with compiling_for("tpu"):
+        MECHANISMS["flash"].attend(q, k, v, c.call, c.scene)
+    assert seen == [given]
 
 
 def test_what_a_shipped_kernel_cannot_do_goes_to_ours():

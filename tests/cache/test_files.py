@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from importlib import import_module
 from pathlib import Path
 
 import golden
@@ -181,3 +182,9 @@ def test_a_window_model_never_runs_out(model):
     assert cache.endless
     room_for(dataclasses.replace(cache, index=jnp.int32(64)), np.ones((1, 5), bool))
     assert not model.init_cache(1, 64).endless
+
+
+def test_generating_more_than_fits_into_memory_is_refused_before_it_begins(model, monkeypatch):
+    monkeypatch.setattr(import_module("flaxen.cache.empty"), "host_memory", lambda: 1000)
+    with pytest.raises(CacheError, match="are available"):
+        model.generate([[1, 2, 3]], max_new_tokens=4)

@@ -182,7 +182,11 @@ def test_the_cache_is_quantised_by_its_documented_name():
         ({"hiden_size": 3}, "Did you mean 'hidden_size'"),
         ({"axis_dims": {"fsd": 2}}, "Did you mean 'fsdp'"),
         ({"query_partition_spec": P("tp", "tp")}, "twice"),
-        ({"bits": 5}, "weights.bits is 5"),
+        ({"bits": 5}, "^bits: weights.bits is 5"),
+        ({"easy_method": "trian", "block_q": 1}, "^easy_method: purpose is 'trian'"),
+        ({"use_scan_mlp": 1}, "^use_scan_mlp: mlp.scan is 1"),
+        ({"use_sharded_kv_caching": None}, "^use_sharded_kv_caching: cache.sharded is None"),
+        ({"scan_ring_attention": "yes"}, "^scan_ring_attention: attention.scan_ring is 'yes'"),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_name(given, words):

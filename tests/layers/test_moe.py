@@ -6,11 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
+from flaxen.core.errors import ConfigError
 from flaxen.core.platform import compiling_for
 from flaxen.layers.grouped import grouped_dot
 from flaxen.layers.moe import Experts, NormalisedRouter, Projections, Router
 from flaxen.layers.runtime import PLAIN, Runtime
+from flaxen.quantize import Rounding, rounded
 from flaxen.shard import Placement, Plan, make_mesh
 
 E, K, D, F = 8, 2, 6, 10
@@ -152,3 +155,16 @@ def test_a_router_scores_in_float32_whatever_the_model():
     weights, chosen = Router(weight=weight, k=1)(x)
     assert weights.dtype == jnp.float32
     assert chosen.item() == 1
+
+
+def test_experts_whose_groups_lie_on_two_devices_are_refused():
+    """Ten inner channels in five groups of two, on two devices; one group for all is no trouble."""
+    from flaxen.shard import plan_named
+
+    runtime = Runtime(placement=Placement(make_mesh("tp=2"), plan_named("auto")))
+    args = tuple(map(jnp.asarray, tokens()))
+    with pytest.raises(ConfigError, match=r"parts of shape .*, and 5 does not divide by tp=2"):
+        rounded(experts(), {"down_proj": Rounding(8, 2)})(*args, runtime)
+    whole = rounded(experts(), 8)
+    there = jax.device_put(whole, NamedSharding(make_mesh("tp=2"), PartitionSpec()))
+    np.testing.assert_allclose(there(*args, runtime), whole(*args, PLAIN), atol=1e-4)

@@ -12,7 +12,10 @@ import pytest
 import flaxen
 from flaxen.core.errors import CheckpointError, ConfigError
 from flaxen.core.tree import paths
+from flaxen.fresh import from_config
+from flaxen.layers.runtime import Runtime, WeightSettings
 from flaxen.quantize import RoundedWeight, Rounding
+from flaxen.train.state import State
 from flaxen.tune import add_lora, merge
 
 BOUNDS = {8: 0.02, 4: 0.4}
@@ -92,6 +95,30 @@ def test_bytes_really_fall(folder):
             weight = model.parameters()[path]
             assert leaf.parts["codes"].nbytes == weight.nbytes / share
             assert leaf.nbytes < weight.nbytes / share + 2 * weight.shape[0] * 64
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_rounded_model_has_as_many_parameters_and_its_runtime_says_the_bits(folder, bits):
+    plain = flaxen.load(folder("llama"))
+    for model in (flaxen.load(folder("llama"), bits=bits), plain.quantize(bits)):
+        assert model.num_parameters == plain.num_parameters
+        assert model.runtime.weights.bits == bits
+    by_path = flaxen.load(folder("llama"), runtime=model.runtime, bits={"mlp": 8})
+    assert by_path.runtime.weights.bits is None
+
+
+def test_fresh_weights_are_rounded_as_the_runtime_says():
+    runtime = Runtime(weights=WeightSettings(bits=8))
+    model = from_config(golden.case("llama").config, runtime=runtime)
+    same(model, from_config(golden.case("llama").config).quantize(8))
+    abstract = from_config(golden.case("llama").config, runtime=runtime, abstract=True)
+    same(model, abstract.init_weights(0))
+
+
+def test_a_state_of_training_holds_no_rounded_weights(folder):
+    model = flaxen.load(folder("llama"), bits=8)
+    with pytest.raises(ConfigError, match="q_proj.weight is no plain weight"):
+        State.create(params=model.module)
 
 
 def test_heads_tables_routers_and_norms_stay(folder):

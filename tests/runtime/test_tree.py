@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 
 from flaxen.attention import AttentionSettings, Blocks, Specs
+from flaxen.cache import CacheSettings
 from flaxen.core.errors import ConfigError, FlaxenError
 from flaxen.layers.runtime import Checkpointing, MLPSettings, Runtime, WeightSettings
 from flaxen.shard import PLANS, MeshSpec, Placement, Plan
@@ -89,6 +90,9 @@ def test_an_absent_field_has_its_default():
     ("text", "words"),
     [
         ("{", "no JSON"),
+        ("[" * 100_000, "no JSON"),
+        ('{"placement": {}}', "placement lacks 'on', 'plan'"),
+        ('{"placement": {"on": {}, "plan": {}}}', "placement.plan lacks 'weights', 'activations'"),
         ("[]", "expected an object"),
         ('{"atention": {}}', "Did you mean 'attention'"),
         ('{"attention": {"blocks": {"kk": 1}}}', "attention.blocks: 'kk' is unknown"),
@@ -123,6 +127,11 @@ def test_code_is_no_data():
         (lambda: Runtime(scan_layers=1), "scan_layers is 1"),  # type: ignore[arg-type]
         (lambda: Runtime(constrain_blocks="yes"), "constrain_blocks is 'yes'"),  # type: ignore[arg-type]
         (lambda: Runtime(attention=AttentionSettings(axis="ps")), "attention.axis names .* 'ps'"),
+        (lambda: Runtime(mlp=5), "mlp is 5; expected MLPSettings"),  # type: ignore[arg-type]
+        (lambda: Runtime(cache="int8"), "cache is 'int8'; expected CacheSettings"),  # type: ignore[arg-type]
+        (lambda: Runtime(placement="tp=2"), "expected Placement or None"),  # type: ignore[arg-type]
+        (lambda: Checkpointing(every=True), "checkpointing.every is True"),
+        (lambda: CacheSettings(codec=[]), r"Unknown cache codec \[\]"),  # type: ignore[arg-type]
         (lambda: Blocks(q=0), "attention.blocks.q is 0; .* at least 1"),
         (lambda: Blocks(k_dq=-1), "attention.blocks.k_dq is -1"),
         (lambda: Blocks(b=None), "attention.blocks.b is None"),  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ from jax.sharding import PartitionSpec as P
 
 from flaxen.core.errors import PlanError
 from flaxen.core.tree import param
-from flaxen.shard import Placement, Plan, make_mesh, parse_mesh, plan_named
+from flaxen.shard import MeshSpec, Placement, Plan, make_mesh, parse_mesh, plan_named
 from flaxen.shard.mesh import resolve_sizes
 
 
@@ -47,6 +47,27 @@ def test_weights_are_cut_by_the_names_of_their_axes():
     placement = Placement(make_mesh("fsdp=2,tp=4"), plan_named("auto"))
     spec = placement.weight_spec(param(heads=8, head_dim=16, embed=64).axes)
     assert spec == P("tp", None, "fsdp")
+
+
+def test_what_has_embed_alone_is_whole():
+    """Norms, of one layer or of stacked ones; what has more axes is cut along it."""
+    placement = Placement(make_mesh("fsdp=2,tp=4"), plan_named("auto"))
+    for axes in ({"embed": 64}, {"layers": 4, "embed": 64}):
+        assert placement.weight_spec(axes) == P()
+    assert placement.weight_spec({"experts": 4, "embed": 64}) == P(None, "fsdp")
+    assert placement.weight_spec({"mlp": 64}) == P("tp")
+
+
+@pytest.mark.parametrize("target", [5, None, ("fsdp", "fsdp"), ("tp", 1)])
+def test_a_plan_cuts_along_names_of_axes(target):
+    with pytest.raises(PlanError, match="Plan weights cuts 'embed' along"):
+        Plan({"embed": target}, {})
+
+
+@pytest.mark.parametrize("given", [{"axis_dims": 5}, {"axis_dims": None}, {"axis_names": 5}])
+def test_a_mesh_of_another_kind_is_refused(given):
+    with pytest.raises(PlanError, match=rf"{next(iter(given))} is .*; expected"):
+        MeshSpec(**given)
 
 
 def test_a_mesh_axis_is_used_once():

@@ -60,7 +60,7 @@ def test_bytes_on_each_device_follow_the_plan_without_any_device():
     assert weight.cut == ("tp", "fsdp")
     assert weight.device_bytes == weight.nbytes // 8
     norm = child(parts(MODEL, PLACED), "layers", "{0...2}", "norm", "weight")
-    assert norm.device_bytes == norm.nbytes // 2
+    assert norm.device_bytes == norm.nbytes
 
 
 def test_real_arrays_are_counted_as_they_lie():

@@ -17,7 +17,15 @@ from flaxen.attention import (  # noqa: F401  (each registers itself)
     wise_ring,
 )
 from flaxen.attention.call import NOTHING, Call, Extras, Mask, Scene, visible
-from flaxen.attention.choose import MECHANISMS, Mechanism, choose, explain, known, register
+from flaxen.attention.choose import (
+    MECHANISMS,
+    Mechanism,
+    choose,
+    explain,
+    known,
+    register,
+    runnable,
+)
 from flaxen.attention.interface import (
     AttentionInterface,
     AttentionMaskInterface,
@@ -43,5 +51,6 @@ __all__ = [
     "from_hf_function",
     "known",
     "register",
+    "runnable",
     "visible",
 ]

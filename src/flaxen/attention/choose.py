@@ -36,13 +36,15 @@ class Mechanism:
     """One way of computing attention.
 
     `refuse(call)` gives the reason why a call cannot be taken, or None. `prefer(call)` is how much
-    `auto` wants it there.
+    `auto` wants it there. `absent(platform)` is the reason why no call can be taken on such devices
+    (cpu, gpu or tpu), or None.
     """
 
     name: str
     attend: Attend
     refuse: Callable[[Call], str | None]
     prefer: Callable[[Call], int]
+    absent: Callable[[str], str | None] = lambda platform: None
 
 
 MECHANISMS: Registry[Mechanism] = Registry("attention mechanism")
@@ -89,6 +91,19 @@ def known(settings: AttentionSettings) -> AttentionSettings:
         near = did_you_mean(str(wanted), able)
         raise ConfigError(f"Unknown attention mechanism {wanted!r}.{near}")
     return settings
+
+
+def runnable(settings: AttentionSettings, platform: str) -> None:
+    """
+    Raises:
+        ConfigError: when they name a mechanism that such devices cannot run at all.
+    """
+    able, wanted = mechanisms(settings), known(settings).mechanism
+    reason = None if wanted == "auto" else able[wanted].absent(platform)
+    if reason:
+        raise ConfigError(
+            f"Attention {wanted!r} cannot run here: {reason}. Use attention='auto' or another one."
+        )
 
 
 def explain(call: Call) -> list[tuple[str, str]]:

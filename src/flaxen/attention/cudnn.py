@@ -56,10 +56,14 @@ def _named(call: Call, scene: Scene) -> dict[str, Any] | None:
     return {"is_causal": True, **window}
 
 
+def absent(platform: str) -> str | None:
+    return None if platform == "gpu" else f"it runs on NVIDIA GPUs, and this is {platform}"
+
+
 def refuse(call: Call) -> str | None:
     """What the kernel does not have, and where it does not run."""
-    if call.platform != "gpu":
-        return f"it runs on NVIDIA GPUs, and this is {call.platform}"
+    if reason := absent(call.platform):
+        return reason
     if call.dtype not in ("float16", "bfloat16"):
         return f"it takes float16 and bfloat16, and this is {call.dtype}"
     if call.head_dim % 8 or call.head_dim > _widest():
@@ -78,4 +82,4 @@ def _widest() -> int:
     return 256 if int(major) >= 9 else 128
 
 
-register(Mechanism("cudnn", attend, refuse, prefer=lambda call: 6))
+register(Mechanism("cudnn", attend, refuse, prefer=lambda call: 6, absent=absent))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 from typing import Any
 
 import jax
@@ -85,7 +86,7 @@ def _tpu(q: Any, k: Any, v: Any, call: Call, scene: Scene, extras: Extras) -> ja
     k, v = without_unseen(k, v, call.mask, scene)
     # The kernel adds biases before it scales.
     q = (q.astype(jnp.float32) * call.scale).astype(q.dtype)
-    sizes = _sizes(call, T, S)
+    sizes = _sizes(call, T, S) | {"block_b": math.gcd(call.settings.blocks.b, B)}
     tq, tk = sizes["block_q_major_dkv"], sizes["block_k_major"]
     major = [jnp.swapaxes(pad(_heads(x, N), n, 1), 1, 2) for x, n in ((q, tq), (k, tk), (v, tk))]
     bias = extras.bias
@@ -117,7 +118,7 @@ def _sizes(call: Call, queries: int, keys: int) -> dict[str, int]:
     up = lambda name, inner: -(-size(name) // inner) * inner
     major = up("k_major", k)
     return {
-        "block_b": 1, "block_q": q, "block_k": k, "block_k_major": major,
+        "block_q": q, "block_k": k, "block_k_major": major,
         "block_q_major_dkv": up("q_major_dkv", q), "block_q_dkv": q,
         "block_k_major_dkv": major, "block_k_dkv": k,
         "block_q_dq": q, "block_k_major_dq": major, "block_k_dq": k,

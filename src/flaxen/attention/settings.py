@@ -108,6 +108,7 @@ class AttentionSettings:
 
     def __post_init__(self) -> None:
         one_of("attention.backward", self.backward, ("triton", "xla"))
-        true_or_false(scan_ring=self.scan_ring, balanced=self.balanced, sharded=self.sharded)
+        for name in ("scan_ring", "balanced", "sharded"):
+            true_or_false(**{f"attention.{name}": getattr(self, name)})
         if not isinstance(self.axis, str) or not self.axis:
             raise ConfigError(f"attention.axis is {self.axis!r}; expected a mesh axis, as 'sp'.")

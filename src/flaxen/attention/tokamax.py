@@ -46,12 +46,17 @@ def plain(call: Call, scene: Scene) -> bool:
     return call.aligned and not (mask.window or mask.chunk or mask.prefix or hides)
 
 
+def absent(platform: str) -> str | None:
+    found = importlib.util.find_spec("tokamax")
+    return None if found else "tokamax is not installed: pip install tokamax"
+
+
 def refuse(call: Call) -> str | None:
-    if importlib.util.find_spec("tokamax") is None:
-        return "tokamax is not installed: pip install tokamax"
+    if reason := absent(call.platform):
+        return reason
     if call.sinks or call.bias or call.alibi or call.dropout:
         return "it has no bias, sinks or dropout"
     return None
 
 
-register(Mechanism("tokamax", attend, refuse, prefer=lambda call: 0))
+register(Mechanism("tokamax", attend, refuse, prefer=lambda call: 0, absent=absent))

@@ -34,4 +34,4 @@ class CacheSettings:
         if self.codec is not None:
             CODECS[self.codec]
         at_least("cache.page_size", self.page_size, 1)
-        true_or_false(sharded=self.sharded)
+        true_or_false(**{"cache.sharded": self.sharded})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Collection
 from typing import Any
 
@@ -37,3 +38,16 @@ def true_or_false(**values: Any) -> None:
     odd = [f"{name} is {value!r}" for name, value in values.items() if type(value) is not bool]
     if odd:
         raise ConfigError(f"{'; '.join(odd)}; expected True or False.")
+
+
+def of_kind(**values: tuple[Any, Any]) -> None:
+    """Each a value and its class, or several.
+
+    Raises:
+        ConfigError: naming the first value that is of another.
+    """
+    for name, (value, kind) in values.items():
+        if not isinstance(value, kind):
+            kinds = [k.__name__ for k in typing.get_args(kind) or (kind,)]
+            listed = " or ".join(kinds).replace("NoneType", "None")
+            raise ConfigError(f"{name} is {value!r}; expected {listed}.")

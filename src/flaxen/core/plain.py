@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -42,12 +43,17 @@ def from_plain(kind: type[T], data: Any, path: Path = ()) -> T:
     """What `to_plain` was given. Fields that are absent have their defaults.
 
     Raises:
-        ConfigError: an unknown field, or a value of another kind than the field's.
+        ConfigError: an unknown field, a value of another kind than the field's, or none where there
+            is no default.
     """
     if not isinstance(data, Mapping):
         raise _odd(path, data, "an object")
     hints = _hints(kind)
     check_names(data, hints, ".".join(path) or kind.__name__)
+    parameters = inspect.signature(kind).parameters.values()
+    lacking = [p.name for p in parameters if p.default is p.empty and p.name not in data]
+    if lacking:
+        raise ConfigError(f"{_named(path)} lacks {', '.join(map(repr, lacking))}.")
     return kind(**{key: _value(hints[key], data[key], (*path, key)) for key in data})
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from flaxen.convert.dtypes import float_dtype
 from flaxen.core.plain import with_values
 from flaxen.core.tree import module
 from flaxen.easydel.config import EasyDeLPretrainedConfig
-from flaxen.easydel.names import NAMES
+from flaxen.easydel.names import NAMES, written
 from flaxen.fresh import from_config
 from flaxen.layers.runtime import Runtime
 from flaxen.model import Model
@@ -62,7 +64,26 @@ class EasyDeLFlaxPretrainedModel:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "model" not in vars(self):
             raise AttributeError(name)
-        return getattr(self.model, name)
+        found = getattr(self.model, name)
+        return self._wrapping(found) if inspect.ismethod(found) else found
+
+    def _wrapping(self, method: Any) -> Any:
+        """The method; where it gives a Model, that under the documented names."""
+
+        @functools.wraps(method)
+        def call(*args: Any, **given: Any) -> Any:
+            found = method(*args, **given)
+            return self._around(found) if isinstance(found, Model) else found
+
+        return call
+
+    @classmethod
+    def _around(cls, model: Model) -> Any:
+        made = cls.__new__(cls)
+        config = json.loads(model.origin.config_json)
+        made.config = EasyDeLPretrainedConfig(config, runtime=model.runtime)
+        made.model = model
+        return made
 
     @property
     def params(self) -> Any:
@@ -72,7 +93,7 @@ class EasyDeLFlaxPretrainedModel:
     @property
     def dtype(self) -> Any:
         """What is computed in."""
-        stored = next(iter(self.model.parameters().values())).dtype
+        stored = self.model.module.embed_tokens.weight.dtype
         return float_dtype(self.model.runtime.weights.dtype) or stored
 
     def init_weights(self, rng: Any, input_shape: tuple[int, int] = (1, 1)) -> Any:
@@ -108,13 +129,9 @@ class EasyDeLFlaxPretrainedModel:
         """The model of a folder or a hub id; `given` are documented names and options of `load`."""
         if config is None:
             config = EasyDeLPretrainedConfig.from_pretrained(path)
-        config.add_jax_args(**{name: given.pop(name) for name in NAMES if name in given})
-        runtime = _with_dtypes(config.runtime, dtype, param_dtype, precision)
-        model = load(path, runtime=runtime, **given)
-        config = EasyDeLPretrainedConfig(config.raw, runtime=model.runtime)
-        made = cls(config, module=model.module)
-        made.model = model
-        return made
+        runtime = written(config.runtime, {n: given.pop(n) for n in NAMES if n in given})
+        runtime = _with_dtypes(runtime, dtype, param_dtype, precision)
+        return cls._around(load(path, runtime=runtime, **given))
 
     def __repr__(self) -> str:
         return repr(self.model)

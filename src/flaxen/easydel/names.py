@@ -9,6 +9,7 @@ from typing import Any
 from jax.sharding import Mesh, PartitionSpec
 
 from flaxen.attention import Blocks, Specs
+from flaxen.core.errors import ConfigError
 from flaxen.core.plain import check_names, value_at, with_values
 from flaxen.layers.runtime import Runtime
 from flaxen.shard import MeshSpec, Placement, plan_named
@@ -75,7 +76,16 @@ def written(runtime: Runtime, given: Mapping[str, Any]) -> Runtime:
         spec = MeshSpec(**{name: getattr(before, name) for name in MESH} | mesh)
         plan = plan_named(None) if runtime.placement is None else runtime.placement.plan
         changes["placement"] = Placement(spec, plan)
-    return with_values(runtime, changes)
+    return _set(runtime, changes, given)
+
+
+def _set(runtime: Runtime, changes: Mapping[str, Any], given: Mapping[str, Any]) -> Runtime:
+    """The runtime so changed; what is wrong is told by its documented name, too."""
+    try:
+        return with_values(runtime, changes)
+    except ConfigError as error:
+        named = [name for name in given if f"{FIELDS.get(name)} is " in str(error)]
+        raise ConfigError(": ".join([*named, str(error)])) from None
 
 
 def mesh_of(runtime: Runtime) -> MeshSpec:

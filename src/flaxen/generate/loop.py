@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flaxen.cache import Cache
+from flaxen.cache import Cache, check_memory
 from flaxen.core.tree import module
 from flaxen.generate.buckets import bucket
 from flaxen.generate.prompt import Prompt, read_prompt
@@ -156,10 +156,15 @@ def begin(
     """A prompt's cache and first tokens, in sizes that other prompts share.
 
     A given cache must have room for all; `after` is the step whose token the prompt ends with.
+
+    Raises:
+        CacheError: a cache for all takes more memory than there is.
     """
     slots = bucket(int(prompt.lengths.max()))
     ids, mask, width = prompt.laid(slots)
     capacity = cache.capacity if cache is not None else slots + settings.room
+    if cache is None:
+        check_memory(model.module.cache_shapes(len(ids), capacity, runtime=model.runtime))
     place = {"capacity": capacity, "runtime": model.runtime}
     filled, *scores = prefill(model.module, cache, ids, mask, np.int32(width), **place)
     return filled, first(*scores, sampling, after)
@@ -191,6 +196,7 @@ def generate(
 
     Raises:
         InputError: for prompts or settings that make no sense.
+        CacheError: for more rows and tokens than there is memory for.
     """
     prompt = read_prompt(input_ids, attention_mask, model.module.embed_tokens.vocab_size)
     asked = resolve(model, prompt.ids.shape[1], settings)

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from flaxen.core.checks import at_least
 from flaxen.core.errors import ConfigError
 from flaxen.core.registry import Registry
 
@@ -49,10 +50,7 @@ class Checkpointing:
     def __post_init__(self) -> None:
         if self.policy is not None:
             POLICIES[self.policy]
-        if not isinstance(self.every, int) or self.every < 1:
-            raise ConfigError(
-                f"Checkpointing every {self.every!r} layers; expected a whole number from 1 on."
-            )
+        at_least("checkpointing.every", self.every, 1)
         if self.policy == "offload":
             _check_offload()
 

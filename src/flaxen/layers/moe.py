@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from flaxen.core.dot import dot
+from flaxen.core.errors import ConfigError
 from flaxen.core.tree import module, param, static
 from flaxen.layers.context import Context
 from flaxen.layers.grouped import grouped_dot
@@ -104,9 +105,9 @@ def _where_experts_live(
     tokens = P(*(tuple(a for a in _mesh_axes(r) if a not in e + f) or None for r in rows))
     inner, outer = P(*cut, None), P(cut[0], None, cut[1])
     where = Experts(
-        gate_proj=_specs(experts.gate_proj, inner),
-        up_proj=_specs(experts.up_proj, inner),
-        down_proj=_specs(experts.down_proj, outer),
+        gate_proj=_specs(experts.gate_proj, inner, placement),
+        up_proj=_specs(experts.up_proj, inner, placement),
+        down_proj=_specs(experts.down_proj, outer, placement),
         act=experts.act,
     )
 
@@ -125,11 +126,26 @@ def _where_experts_live(
     return run(experts, x, weights, chosen)
 
 
-def _specs(projections: Projections, spec: P) -> Projections:
+def _specs(projections: Projections, spec: P, placement: Placement) -> Projections:
     """How the weight is cut; of a leaf, how its parts are, which have its axes: those of size 1 are
     whole.
+
+    Raises:
+        ConfigError: parts that are not cut as the weight is, as inputs that share a scale would lie
+            on two devices.
     """
-    part = lambda x: P(*(cut if n > 1 else None for n, cut in zip(x.shape, spec, strict=True)))
+
+    def part(x: Any) -> P:
+        for n, cut in zip(x.shape, spec, strict=True):
+            axes = _mesh_axes(cut)
+            if n > 1 and n % _ways(placement, axes):
+                raise ConfigError(
+                    f"The weights of these experts are stored in parts of shape {x.shape}, and {n} "
+                    f"does not divide by {'*'.join(axes)}={_ways(placement, axes)}. Round them "
+                    "with a smaller group, or 8 bits, or not at all; or cut them otherwise."
+                )
+        return P(*(cut if n > 1 else None for n, cut in zip(x.shape, spec, strict=True)))
+
     return Projections(weight=jax.tree.map(part, projections.weight))
 
 

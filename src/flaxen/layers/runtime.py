@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 
 from flaxen.attention import AttentionSettings, known
 from flaxen.cache import CacheSettings
-from flaxen.core.checks import at_least, one_of, true_or_false
+from flaxen.core.checks import at_least, of_kind, one_of, true_or_false
 from flaxen.core.errors import ConfigError, did_you_mean
 from flaxen.core.plain import differences, from_plain, to_plain
 from flaxen.core.platform import platform
@@ -37,7 +37,7 @@ class MLPSettings:
     chunk: int = 1024
 
     def __post_init__(self) -> None:
-        true_or_false(scan=self.scan)
+        true_or_false(**{"mlp.scan": self.scan})
         at_least("mlp.chunk", self.chunk, 1)
 
 
@@ -85,6 +85,14 @@ class Runtime:
     purpose: str | None = None
 
     def __post_init__(self) -> None:
+        of_kind(
+            placement=(self.placement, Placement | None),
+            attention=(self.attention, AttentionSettings),
+            cache=(self.cache, CacheSettings),
+            mlp=(self.mlp, MLPSettings),
+            checkpointing=(self.checkpointing, Checkpointing),
+            weights=(self.weights, WeightSettings),
+        )
         known(self.attention)
         true_or_false(constrain_blocks=self.constrain_blocks)
         one_of("scan_layers", self.scan_layers, (None, True, False))
@@ -106,6 +114,11 @@ class Runtime:
             if self.weights.precision is not None:
                 stack.enter_context(jax.default_matmul_precision(self.weights.precision))
             yield
+
+    def with_bits(self, bits: Any) -> Runtime:
+        """Of a model whose weights are rounded so; rules by path have no place here."""
+        weights = dataclasses.replace(self.weights, bits=bits if bits in (8, 4) else None)
+        return dataclasses.replace(self, weights=weights)
 
     @property
     def stored(self) -> str | None:
@@ -137,7 +150,7 @@ class Runtime:
         """
         try:
             data: Any = json.loads(text)
-        except ValueError as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise ConfigError(f"The runtime is no JSON: {error}.") from None
         return from_plain(cls, data)
 

@@ -98,7 +98,10 @@ class MeshSpec:
         axis_names: Sequence[str] = MESH_AXES[:4],
         backend: str | None = None,
     ):
-        names = (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
+        names = (axis_names,) if isinstance(axis_names, str) else axis_names
+        if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+            raise PlanError(f"axis_names is {axis_names!r}; expected names as ('dp', 'fsdp').")
+        names = tuple(names)
         if isinstance(axis_dims, str | Mapping):
             given = parse_mesh(axis_dims)
             for name in given:
@@ -108,8 +111,12 @@ class MeshSpec:
                         f"{did_you_mean(name, names)} Add it to axis_names if it is meant."
                     )
             dims = tuple(given.get(name, 1) for name in names)
-        else:
+        elif isinstance(axis_dims, Sequence):
             dims = tuple(axis_dims)
+        else:
+            raise PlanError(
+                f"axis_dims is {axis_dims!r}; expected sizes as (1, -1, 1, 1), 'fsdp=-1' or a dict."
+            )
         if len(dims) != len(names):
             raise PlanError(
                 f"axis_dims {dims} has {len(dims)} sizes and axis_names {names} {len(names)} "

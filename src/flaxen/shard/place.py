@@ -63,7 +63,11 @@ class Placement:
         return f"Placement({sizes}, plan {self.plan.name!r})"
 
     def weight_spec(self, axes: Mapping[str, int]) -> PartitionSpec:
-        """How a weight with these axes is cut."""
+        """How a weight with these axes is cut. One that has `embed` alone, as a norm's, is whole:
+        it is small, and what it is multiplied with holds all of that axis.
+        """
+        if axes.keys() - {"layers"} == {"embed"}:
+            return PartitionSpec()
         return self._spec(self.plan.weights, list(axes.items()))
 
     def weight(self, param: Param) -> NamedSharding:

@@ -71,7 +71,14 @@ def _rules(rules: Mapping[str, str | tuple[str, ...]] | Rules, field: str) -> Ru
                 f"Plan {field} has a rule for axis {axis!r}, which no array "
                 f"has.{did_you_mean(axis, AXES)}"
             )
-        out.append((axis, (target,) if isinstance(target, str) else tuple(target)))
+        targets = (target,) if isinstance(target, str) else target
+        odd = not isinstance(targets, tuple | list) or not all(isinstance(t, str) for t in targets)
+        if odd or len(set(targets)) < len(targets):
+            raise PlanError(
+                f"Plan {field} cuts {axis!r} along {target!r}; expected a mesh axis, or several "
+                "different ones in a tuple."
+            )
+        out.append((axis, tuple(targets)))
     return tuple(out)
 
 

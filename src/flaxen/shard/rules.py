@@ -14,16 +14,17 @@ PartitionRules = tuple[tuple[str, PartitionSpec], ...]
 
 
 def partition_rules(abstract: Any, placement: Placement) -> PartitionRules:
-    """One rule for each kind of weight of an abstract model, the first that matches counts; norms,
-    biases of one axis and scalars are whole on every device, and so is what no rule names.
+    """One rule for each kind of weight of an abstract model, the first that matches counts; what
+    lies whole on every device, norms and scalars among it, has an empty spec, and so has what no
+    rule names.
 
     Paths may be written with dots or slashes. Where layers of one name are cut in different ways,
     each has a rule of its own.
     """
     kinds: dict[str, dict[str, PartitionSpec]] = {}
     for path, param in paths(abstract, is_param).items():
-        one_axis = len(param.axes.keys() - {"layers"}) < 2
-        spec = PartitionSpec() if one_axis else placement.weight_spec(param.axes)
+        spec = placement.weight_spec(param.axes)
+        spec = spec if any(spec) else PartitionSpec()
         kinds.setdefault(_pattern(path, r"\d+"), {})[_pattern(path)] = spec
     rules: list[tuple[str, PartitionSpec]] = []
     for kind, each in kinds.items():

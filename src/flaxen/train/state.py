@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
+from flaxen.core.dot import is_leaf_type
 from flaxen.core.errors import CheckpointError, ConfigError
 from flaxen.core.tree import is_param, module, paths, rebuild, static
 from flaxen.families.config import abstract_module, hf_config
@@ -41,7 +42,17 @@ class State:
 
     @classmethod
     def create(cls, *, params: Any, tx: Any = None, **static: Any) -> Any:
-        """Step 0; the optimiser's state lies as the weights do."""
+        """Step 0; the optimiser's state lies as the weights do.
+
+        Raises:
+            ConfigError: weights that are stored in few bits, which no optimiser can move.
+        """
+        packed = [path for path, x in paths(params, is_leaf_type).items() if is_leaf_type(x)]
+        if packed:
+            raise ConfigError(
+                f"{packed[0]} is no plain weight, and a state holds such alone. Load the model "
+                "without bits= (and merge adapters); `flaxen.train` trains adapters on packed ones."
+            )
         state = None if tx is None else opt_state(tx, params)
         return cls(step=jnp.zeros((), jnp.int32), params=params, opt_state=state, tx=tx, **static)
 
