@@ -67,9 +67,8 @@ def explained(
     else:
         why = (
             f"{repository!r} is no path here. {site} cannot be reached ({_first_line(error)}), and "
-            "it is not complete in the hub's cache. Check the connection and load again (files that "
-            "arrived are kept), "
-            "or pass a local folder."
+            "it is not complete in the hub's cache. Check the connection and load again (files "
+            "that arrived are kept), or pass a local folder."
         )
     return CheckpointError(why)
 
