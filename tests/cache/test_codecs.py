@@ -97,7 +97,7 @@ def test_vectors_wider_than_the_cache_are_rounded_first():
     ("wrong", "says"),
     [
         ({"codec": "int9"}, "cache codec 'int9'. Did you mean 'int"),
-        ({"layout": "rings"}, "layout 'rings'. Did you mean 'ring'"),
+        ({"layout": "rings"}, "layout is 'rings'; .* Did you mean 'ring'"),
         ({"page_size": 0}, "page_size is 0"),
         ({"codec": ["int8"]}, "Unknown cache codec"),
     ],
