@@ -187,7 +187,7 @@ def _placed(new: Any, old: Any) -> Any:
     """`new`, with each weight on the devices of the one it stands for."""
     ours, theirs = paths(old, is_leaf_type), paths(new, is_leaf_type)
     for path, leaf in ours.items():
-        given = theirs.get(path)
+        given: Any = theirs.get(path)
         found = getattr(given, "shape", None)
         if found != leaf.shape:
             raise InputError(f"{path} has the shape {found}; expected {leaf.shape}.")
