@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from flaxen.core.dot import is_leaf_type
 from flaxen.core.errors import ConfigError, InputError, did_you_mean
 from flaxen.core.tree import paths
 from flaxen.layers.checkpointing import Checkpointing
@@ -64,6 +65,11 @@ class Editable:
         Raises:
             InputError: for another architecture, or layers that are folded in another way.
         """
+        if type(new) is not type(self.module):
+            raise InputError(
+                f"The decoder is a {type(new).__name__}; expected a "
+                f"{type(self.module).__name__}, as `get_decoder` gives it."
+            )
         old, new = self.get_decoder(), dataclasses.replace(new, lm_head=None)
         if jax.tree.structure(new) != jax.tree.structure(old):
             raise InputError(
@@ -179,17 +185,22 @@ def _with_weights(part: Any, new: Any) -> Any:
 
 def _placed(new: Any, old: Any) -> Any:
     """`new`, with each weight on the devices of the one it stands for."""
-    ours, theirs = paths(old), paths(new)
+    ours, theirs = paths(old, is_leaf_type), paths(new, is_leaf_type)
     for path, leaf in ours.items():
-        found = getattr(theirs.get(path), "shape", None)
+        given: Any = theirs.get(path)
+        found = getattr(given, "shape", None)
         if found != leaf.shape:
             raise InputError(f"{path} has the shape {found}; expected {leaf.shape}.")
+        if not is_leaf_type(given) and not jnp.issubdtype(given.dtype, jnp.floating):
+            raise InputError(f"{path} is {given.dtype}; expected floats.")
 
     def place(leaf: Any, old: Any) -> Any:
         where = getattr(old, "sharding", None)
+        if is_leaf_type(leaf):
+            return leaf if where is None else jax.device_put(leaf, leaf.shardings(where))
         return jnp.asarray(leaf) if where is None else jax.device_put(leaf, where)
 
-    return jax.tree.map(place, new, old)
+    return jax.tree.map(place, new, old, is_leaf=is_leaf_type)
 
 
 def _rounded(size: int, multiple: int | None) -> int:

@@ -16,6 +16,7 @@ import numpy as np
 from flaxen.attention import AttentionSettings
 from flaxen.convert.dtypes import float_dtype
 from flaxen.convert.report import Report
+from flaxen.core.errors import ConfigError
 from flaxen.core.tree import Param, is_param, paths, rebuild
 from flaxen.families.config import abstract_module, hf_config
 from flaxen.layers.checkpointing import Checkpointing
@@ -44,6 +45,10 @@ def from_config(
     Raises:
         ConfigError, PlanError: as `load` does.
     """
+    if not isinstance(config, Mapping) and not hasattr(config, "to_dict"):
+        raise ConfigError(
+            f"config is {config!r}; expected a dict with a model_type, or a config of transformers."
+        )
     raw = dict(config) if isinstance(config, Mapping) else config.to_dict()
     how = runtime_of(
         runtime,

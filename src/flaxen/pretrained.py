@@ -101,6 +101,8 @@ def load(
     )
     rules = how.weights.bits if bits is None else bits
     how = how if bits is None else how.with_bits(bits)
+    # What is in few bits already, as a runtime asks, is not rounded a second time.
+    keep = keep or (bits is None and rules is not None)
     dtypes, placement = dtype_plan(how.stored if dtype is None else dtype), how.placement
     if adapter is None and (base := base_of(path)) is not None:
         path, adapter = base, path

@@ -86,6 +86,25 @@ def test_weights_of_another_shape_are_refused(model):
         model.set_input_embeddings(jnp.zeros((9, 64)))
 
 
+def test_only_floats_and_decoders_of_its_kind_are_set(models):
+    llama = models["llama"]
+    with pytest.raises(InputError, match="weight is int32; expected floats"):
+        llama.set_output_embeddings(jnp.zeros((128, 64), jnp.int32))
+    for new in (None, llama):
+        with pytest.raises(InputError, match=f"is a {type(new).__name__}; expected a Decoder"):
+            llama.set_decoder(new)
+
+
+@pytest.mark.parametrize("mesh", [None, "fsdp=2,tp=4"])
+def test_rounded_embeddings_and_plain_ones_stand_in_for_each_other(models, folders, mesh):
+    plain = flaxen.load(folders["llama"], mesh=mesh)
+    rounded = plain.quantize({"embed_tokens": 8})
+    set_ = rounded.set_input_embeddings(plain.get_input_embeddings())
+    np.testing.assert_array_equal(logits(set_), logits(plain))
+    back = plain.set_input_embeddings(rounded.get_input_embeddings())
+    np.testing.assert_array_equal(logits(back), logits(rounded))
+
+
 def test_new_tokens_follow_the_old_ones_and_the_folder_says_so(model, folders, tmp_path):
     """Their scores are about the mean of all scores, as their rows are about the mean row."""
     grown = model.resize_token_embeddings(130, pad_to_multiple_of=4)

@@ -115,6 +115,13 @@ def test_fresh_weights_are_rounded_as_the_runtime_says():
     same(model, abstract.init_weights(0))
 
 
+def test_what_was_saved_in_few_bits_is_not_rounded_again(folder, tmp_path):
+    model = flaxen.load(folder("llama"), bits=4)
+    model.save(tmp_path / "a", quantize="gptq", runtime=True)
+    again = flaxen.load(tmp_path / "a", runtime=tmp_path / "a")
+    np.testing.assert_allclose(logits(again, "llama"), logits(model, "llama"), atol=1e-4)
+
+
 def test_a_state_of_training_holds_no_rounded_weights(folder):
     model = flaxen.load(folder("llama"), bits=8)
     with pytest.raises(ConfigError, match="q_proj.weight is no plain weight"):

@@ -205,3 +205,9 @@ def test_a_runtime_is_saved_beside_and_read_back_when_asked(tmp_path):
     assert flaxen.load(tmp_path / "both").runtime == Runtime()
     with pytest.raises(ConfigError, match="runtime=True"):
         flaxen.load(tmp_path / "plain", runtime=tmp_path / "plain")
+
+
+@pytest.mark.parametrize("config", [None, [], 5])
+def test_what_is_no_config_is_refused(config):
+    with pytest.raises(ConfigError, match="expected a dict with a model_type"):
+        from_config(config)

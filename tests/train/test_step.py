@@ -169,7 +169,7 @@ class Constant:
 
     proj: Linear
 
-    def context(self, positions, scene, runtime, at=None):
+    def context(self, positions, scene, runtime, at=None, dropout_key=None):
         return None
 
     def loss(self, ids, targets, ctx):

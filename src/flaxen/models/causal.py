@@ -74,7 +74,7 @@ def chunk_slots(
 
 def _has(decoder: Decoder, limit: str) -> bool:
     """Whether some layer's mask has a `window` or `chunk`."""
-    found = (m.mask for m in walk(decoder.layers) if isinstance(m, Attention))
+    found = (m.mask for m in walk(decoder) if isinstance(m, Attention))
     return any(getattr(mask, limit) for mask in found)
 
 

@@ -77,7 +77,8 @@ def _changed(
     if not isinstance(weight, jax.Array | np.ndarray):
         raise ConfigError(
             f"{path} is a {type(weight).__name__}, whose rows cannot be changed. Load the model "
-            "with quantized='dequantize' and without abstract=True, and merge adapters."
+            "with quantized='dequantize' and without abstract=True or bits= for it, and merge "
+            "adapters."
         )
     where = None
     if placement is not None:
