@@ -124,9 +124,9 @@ def test_dropout_is_refused():
         (False, {"mesh": None}),
         (False, {"mesh": "tp=4"}),
         (False, {"mesh": "sp=4", "axis": "tp"}),
-        (False, {"mesh": "sp=4", "S": 90}),
+        (True, {"mesh": "sp=4", "S": 90}),
         (False, {"mesh": "sp=4", "dropout": 0.1}),
     ],
 )
-def test_auto_takes_the_ring_where_a_sequence_that_sees_itself_is_cut(wins, how):
+def test_auto_takes_the_ring_where_the_sequence_or_its_cache_is_cut(wins, how):
     assert (choose(call(64, mechanism="auto", **how)).name == "ring") == wins

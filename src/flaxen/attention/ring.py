@@ -84,12 +84,15 @@ def refuse(call: Call) -> str | None:
 
 
 def prefer(call: Call) -> int:
-    """Above all others where the mesh cuts the sequence along the ring's axis."""
-    if ring_size(call) == 1 or not call.aligned or call.placement is None:
+    """Above all others where the mesh cuts the sequence, or the cache's keys, along the ring's
+    axis.
+    """
+    if ring_size(call) == 1 or call.placement is None:
         return 0
-    given, rules = call.settings.specs.query, dict(call.placement.plan.activations)
-    seq = rules.get("seq") if given is None else (*given, None, None)[1]
-    return 100 if call.settings.axis in mesh_axes(seq) else 0
+    specs, rules = call.settings.specs, dict(call.placement.plan.activations)
+    given, axis = (specs.query, "seq") if call.aligned else (specs.key, "keys")
+    cut = rules.get(axis) if given is None else (*given, None, None)[1]
+    return 100 if call.settings.axis in mesh_axes(cut) else 0
 
 
 register(Mechanism("ring", attend, refuse, prefer))
