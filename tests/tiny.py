@@ -78,6 +78,9 @@ class Script:
     def logits(self, x: jax.Array, runtime: Runtime) -> jax.Array:
         return 5 * x
 
+    def cache_shapes(self, batch: int, length: int, *_: Any, **__: Any) -> Cache:
+        return jax.eval_shape(lambda: self.init_cache(batch, length))
+
     def init_cache(self, batch: int, length: int, *_: Any, **__: Any) -> Cache:
         return Cache(
             layers=(),

@@ -85,7 +85,7 @@ def test_a_sharded_model_writes_the_same_folder(tmp_path):
     ("name", "bits", "said"),
     [
         ("llama", None, "No weight is rounded"),
-        ("llama", {"mlp": 4, "self_attn": 8}, "are of 3 kinds"),
+        ("llama", {"mlp": 4, "self_attn": 8}, "are of 2 kinds"),
         ("gpt2", 8, "outputs by inputs alone"),
         ("phi3", {"q_proj": 8}, "one tensor of the file, but rounded in part"),
     ],
