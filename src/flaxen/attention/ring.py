@@ -18,7 +18,8 @@ from flaxen.attention.call import NOTHING, Call, Extras, Scene
 from flaxen.attention.choose import Mechanism, register
 from flaxen.attention.ring_layout import Ring, exchanged, filled, plan, ring_size
 from flaxen.attention.ring_turn import around
-from flaxen.attention.shards import mesh_axes, per_shard, query_spec
+from flaxen.attention.shards import per_shard, query_spec
+from flaxen.shard.specs import mesh_axes
 
 
 def attend(

@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from flaxen.attention.call import NOTHING, Call, Extras, Scene
 from flaxen.attention.choose import Attend
+from flaxen.shard.specs import mesh_axes, ways
 
 
 def per_shard(
@@ -114,19 +115,6 @@ def entry_of(axes: tuple[str, ...]) -> Any:
     """Mesh axes as one dimension of a PartitionSpec."""
     one, *more = axes
     return axes if more else one
-
-
-def mesh_axes(entry: Any) -> tuple[str, ...]:
-    """One dimension of a PartitionSpec as a tuple."""
-    return tuple(entry) if isinstance(entry, tuple) else () if entry is None else (entry,)
-
-
-def ways(mesh: jax.sharding.Mesh, entry: Any) -> int:
-    """Into how many pieces one dimension is cut."""
-    total = 1
-    for axis in mesh_axes(entry):
-        total *= mesh.shape[axis]
-    return total
 
 
 def own_heads(x: jax.Array, first: Any, count: int, group: int) -> jax.Array:

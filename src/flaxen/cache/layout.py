@@ -13,10 +13,10 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from flaxen.attention import Scene
-from flaxen.attention.shards import ways
 from flaxen.cache.codec import Codec, width
 from flaxen.core.tree import module, static
 from flaxen.shard import Placement
+from flaxen.shard.specs import ways
 
 
 @module

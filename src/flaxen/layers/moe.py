@@ -5,7 +5,6 @@ Letters: N tokens, k experts of a token, D embed.
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import Any
 
@@ -22,6 +21,7 @@ from flaxen.layers.linear import Linear
 from flaxen.layers.mlp import ACTIVATIONS
 from flaxen.layers.runtime import Runtime
 from flaxen.shard import Placement
+from flaxen.shard.specs import mesh_axes, ways
 
 
 @module
@@ -100,9 +100,9 @@ def _where_experts_live(
 ) -> jax.Array:
     count, width, _ = experts.gate_proj.weight.shape
     cut = placement.weight_spec({"experts": count, "mlp": width})
-    e, f = (_mesh_axes(entry) for entry in cut)
+    e, f = (mesh_axes(entry) for entry in cut)
     rows = placement.activation_spec(x.shape, ("batch", "seq", "embed"))[:2]
-    tokens = P(*(tuple(a for a in _mesh_axes(r) if a not in e + f) or None for r in rows))
+    tokens = P(*(tuple(a for a in mesh_axes(r) if a not in e + f) or None for r in rows))
     inner, outer = P(*cut, None), P(cut[0], None, cut[1])
     where = Experts(
         gate_proj=_specs(experts.gate_proj, inner, placement),
@@ -112,7 +112,7 @@ def _where_experts_live(
     )
 
     def here(experts: Experts, x: jax.Array, weights: jax.Array, chosen: jax.Array) -> jax.Array:
-        first = jax.lax.axis_index(e) * (count // _ways(placement, e)) if e else 0
+        first = jax.lax.axis_index(e) * (count // ways(placement.mesh, e)) if e else 0
         y = experts._mix(x, weights, chosen - first)
         return (jax.lax.psum(y, e + f) if e + f else y).astype(x.dtype)
 
@@ -137,25 +137,16 @@ def _specs(projections: Projections, spec: P, placement: Placement) -> Projectio
 
     def part(x: Any) -> P:
         for n, cut in zip(x.shape, spec, strict=True):
-            axes = _mesh_axes(cut)
-            if n > 1 and n % _ways(placement, axes):
+            axes = mesh_axes(cut)
+            if n > 1 and n % ways(placement.mesh, axes):
                 raise ConfigError(
                     f"The weights of these experts are stored in parts of shape {x.shape}, and {n} "
-                    f"does not divide by {'*'.join(axes)}={_ways(placement, axes)}. Round them "
+                    f"does not divide by {'*'.join(axes)}={ways(placement.mesh, axes)}. Round them "
                     "with a smaller group, or 8 bits, or not at all; or cut them otherwise."
                 )
         return P(*(cut if n > 1 else None for n, cut in zip(x.shape, spec, strict=True)))
 
     return Projections(weight=jax.tree.map(part, projections.weight))
-
-
-def _mesh_axes(entry: Any) -> tuple[str, ...]:
-    """One dimension of a PartitionSpec as a tuple."""
-    return entry if isinstance(entry, tuple) else () if entry is None else (entry,)
-
-
-def _ways(placement: Placement, axes: tuple[str, ...]) -> int:
-    return math.prod(placement.mesh.shape[a] for a in axes)
 
 
 @module

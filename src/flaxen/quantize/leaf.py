@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from flaxen.convert.schemes.base import Scheme
 from flaxen.core.dot import dense
 from flaxen.core.tree import module, static
+from flaxen.shard.specs import ways
 
 
 @module
@@ -80,7 +81,7 @@ class QuantizedWeight:
                 return NamedSharding(where.mesh, PartitionSpec())
             wanted = [*layers, *(cuts[axis] for axis in axes)]
             fitting = (
-                cut if n % _ways(where, cut) == 0 else None
+                cut if n % ways(where.mesh, cut) == 0 else None
                 for n, cut in zip(shape, wanted, strict=True)
             )
             return NamedSharding(where.mesh, PartitionSpec(*fitting))
@@ -127,8 +128,3 @@ def _run(part: jax.Array, start: jax.Array, size: int, axis: int) -> jax.Array:
 def _flat_cut(spec: Sequence[Any]) -> Any:
     """How axes that lie flat in one are cut: as the outermost is, if the others are whole."""
     return spec[0] if not any(spec[1:]) else None
-
-
-def _ways(where: NamedSharding, cut: Any) -> int:
-    names = (cut,) if isinstance(cut, str) else cut or ()
-    return math.prod(where.mesh.shape[name] for name in names)
