@@ -48,10 +48,12 @@ def slopes(c: Any) -> tuple[float, ...]:
 
 
 def attn(c: Any, i: int) -> Attention:
+    # Either says nothing in one of the forms.
+    kv_heads, _ = c.num_kv_heads, c.get("rope_parameters")
     one_for_all = c.multi_query and not c.new_decoder_architecture
     where = {"rope": None, "slopes": slopes(c)} if c.alibi else {"rope": partly(c)}
-    kv_heads = 1 if one_for_all else c.num_kv_heads
-    return self_attn(c, i, kv_heads=kv_heads, bias=bool(c.bias), **where)
+    heads = {"kv_heads": 1 if one_for_all else kv_heads}
+    return self_attn(c, i, bias=bool(c.bias), **heads, **where)
 
 
 def block(c: Any, i: int) -> Block | ParallelBlock:

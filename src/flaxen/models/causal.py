@@ -31,9 +31,9 @@ def whole_context(
 ) -> Context:
     """The context of sequences that are given at once, (B, T).
 
-    Positions count slots unless given, or what a table of positions counts. Packed documents are told apart by `segment_ids`, or,
-    without a mask, by the places where given positions do not
-    go on by one.
+    Positions count slots unless given, or what a table of positions counts. Packed documents are
+    told apart by `segment_ids`, or, without a mask, by the places where given positions do not go
+    on by one.
     """
     B, T = shape
     slots = jnp.arange(T, dtype=jnp.int32)
