@@ -40,13 +40,18 @@ GENERIC = {
 """Keys of every config, which say nothing of these models."""
 
 
+def is_norm(key: str) -> bool:
+    """Whether this is of a norm, by its name in any family."""
+    return "norm" in key.lower() or ".ln_" in key
+
+
 def numbers(key: str, array: np.ndarray, offset: bool) -> tuple[float, float]:
     """Base and scale of a weight: products keep the size of what goes in, norms are near one."""
     name, last = key.split(".")[-2:] if "." in key else ("", key)
     if last in BASES:
         return BASES[last]
     if array.ndim < 2:
-        norm = "norm" in key.lower() and "bias" not in last
+        norm = is_norm(key) and "bias" not in last
         return (0.0 if offset else 1.0, 0.4) if norm else (0.0, 0.2)
     if any(part in key for part in ("embed_tokens", "wte", "word_embeddings", "embeddings.weight")):
         return 0.0, 2.0
@@ -74,7 +79,7 @@ def built(config: Any) -> tuple[Any, list[Any], dict[str, np.ndarray]]:
     fresh = auto.from_config(config, dtype=torch.float32, attn_implementation="eager")
     with torch.no_grad():
         for name, p in fresh.named_parameters():
-            if "norm" in name and p.ndim == 1 and "bias" not in name:
+            if is_norm(name) and p.ndim == 1 and "bias" not in name:
                 offset = bool((p == 0).all())
                 break
         else:
