@@ -31,14 +31,16 @@ def whole_context(
 ) -> Context:
     """The context of sequences that are given at once, (B, T).
 
-    Positions count slots unless given. Packed documents are told apart by `segment_ids`, or,
-    without a mask, by the places where given positions do not
-    go on by one.
+    Positions count slots unless given, or what a table of positions counts. Packed documents are
+    told apart by `segment_ids`, or, without a mask, by the places where given positions do not go
+    on by one.
     """
     B, T = shape
     slots = jnp.arange(T, dtype=jnp.int32)
     keep = None if attention_mask is None else attention_mask.astype(bool)
     positions = jnp.broadcast_to(slots, (B, T)) if position_ids is None else position_ids
+    if position_ids is None and decoder.embed_positions is not None:
+        positions = decoder.embed_positions.counted(positions, keep)
     if segment_ids is None and position_ids is not None and attention_mask is None:
         jumps = jnp.diff(positions, axis=1) != 1
         segment_ids = jnp.pad(jnp.cumsum(jumps, axis=1), [(0, 0), (1, 0)])

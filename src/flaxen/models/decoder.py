@@ -16,6 +16,7 @@ from flaxen.layers.context import Context
 from flaxen.layers.cross_entropy import linear_cross_entropy, only_tokens
 from flaxen.layers.dropout import dropout
 from flaxen.layers.linear import Embedding, Linear, PositionTable
+from flaxen.layers.norm import Identity
 from flaxen.layers.runtime import PLAIN, Runtime
 from flaxen.models.fold import for_each, run
 
@@ -23,10 +24,12 @@ from flaxen.models.fold import for_each, run
 @module
 class Decoder:
     """A causal language model. `lm_head` is None when the head is tied to the embeddings;
-    `embed_positions` is there when positions are learned; `dropout` is of the embeddings.
+    `entry` is what these pass before the first layer, such as a norm; `embed_positions` is there
+    when positions are learned; `dropout` is of the embeddings.
     """
 
     embed_tokens: Embedding
+    entry: Any = Identity()
     layers: Any
     norm: Any
     embed_positions: PositionTable | None = None
@@ -75,7 +78,7 @@ class Decoder:
 
     def embedded(self, ids: jax.Array, ctx: Context, extra: jax.Array | None = None) -> jax.Array:
         """What the first layer is given, in the dtype that is computed in: (B, T, D)."""
-        x = self.embed_tokens(ids)
+        x = self.entry(self.embed_tokens(ids))
         if extra is not None:
             x = x + extra.astype(x.dtype)
         if self.embed_positions is not None:
@@ -106,7 +109,7 @@ class Decoder:
                 x.reshape(-1, x.shape[-1]),
                 head.weight,
                 labels.reshape(-1),
-                bias=None if self.lm_head is None else self.lm_head.bias,
+                bias=head.bias,
                 softcap=self.logit_softcap,
                 scale=self.logit_scale,
                 vocab=self.embed_tokens.vocab,

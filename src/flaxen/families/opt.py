@@ -1,0 +1,78 @@
+"""OPT: positions that count real tokens, a narrower table of embeddings, norms before or after; and
+BioGPT.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flaxen.core.tree import param
+from flaxen.families.common import decoder, self_attn
+from flaxen.families.family import Family, family
+from flaxen.layers.block import Block, PostNormBlock
+from flaxen.layers.linear import Chain, TokenPositions, embedding, linear
+from flaxen.layers.mlp import mlp
+from flaxen.layers.norm import Identity, LayerNorm, layer_norm
+from flaxen.models.decoder import Decoder
+
+FAMILIES: dict[str, Family] = {}
+
+OPT = {
+    "layers": "model.decoder.layers",
+    "embed_tokens": "model.decoder.embed_tokens",
+    "embed_positions": "model.decoder.embed_positions",
+    "entry": "model.decoder.project_in",
+    "norm": "model.decoder.final_layer_norm",
+    "norm.first": "model.decoder.final_layer_norm",
+    "norm.then": "model.decoder.project_out",
+    "input_layernorm": "self_attn_layer_norm",
+    "post_attention_layernorm": "self_attn_layer_norm",
+    "pre_feedforward_layernorm": "final_layer_norm",
+    "post_feedforward_layernorm": "final_layer_norm",
+    "self_attn.o_proj": "self_attn.out_proj",
+    "mlp.up_proj": "fc1",
+    "mlp.down_proj": "fc2",
+}
+
+
+def norm(c: Any) -> LayerNorm:
+    if not c.layer_norm_elementwise_affine:
+        return LayerNorm(eps=1e-5)
+    return layer_norm(1e-5, embed=c.hidden_size)
+
+
+def block(c: Any, i: int) -> Block | PostNormBlock:
+    parts = {
+        "self_attn": self_attn(c, i, bias=c.enable_bias, rope=None),
+        "mlp": mlp(c.hidden_size, c.ffn_dim, c.activation_function, bias=c.enable_bias),
+        "dropout": float(c.dropout),
+    }
+    if c.do_layer_norm_before:
+        return Block(input_layernorm=norm(c), pre_feedforward_layernorm=norm(c), **parts)
+    norms = {"post_attention_layernorm": norm(c), "post_feedforward_layernorm": norm(c)}
+    return PostNormBlock(**norms, **parts)
+
+
+def token_positions(c: Any) -> TokenPositions:
+    return TokenPositions(
+        weight=param(positions=c.max_position_embeddings + 2, embed=c.hidden_size)
+    )
+
+
+@family(FAMILIES, "opt", OPT)
+def opt(c: Any) -> Decoder:
+    last = c.do_layer_norm_before and not c.get("_remove_final_layer_norm", False)
+    out, positions = norm(c) if last else Identity(), token_positions(c)
+    narrow, wide = {"embed": c.word_embed_proj_dim}, {"embed": c.hidden_size}
+    if narrow == wide:
+        return decoder(c, block, lambda c: out, embed_positions=positions)
+    V = {"vocab": c.vocab_size}
+    return decoder(
+        c,
+        block,
+        lambda c: Chain(first=out, then=linear(wide, narrow)),
+        embed_tokens=embedding(**V, **narrow),
+        entry=linear(narrow, wide),
+        embed_positions=positions,
+        lm_head=None if c.tie_word_embeddings else linear(narrow, V),
+    )
