@@ -18,6 +18,20 @@ ONCE = {
     "qwen3_moe": None,
     "gpt2": "tp=2,fsdp=4",
     "phi3": "sp=2,tp=2,fsdp=2",
+    "olmo": None,
+    "olmo2": "tp=2,fsdp=4",
+    "olmoe": "ep=2,tp=2,fsdp=2",
+    "smollm3": None,
+    "glm": "sp=2,tp=2,fsdp=2",
+    "glm4": None,
+    "ernie4_5": None,
+    "granite": "tp=2,fsdp=4",
+    "granitemoe": "ep=2,tp=2,fsdp=2",
+    "phimoe": "dp=2,ep=4",
+    "gpt_oss": "ep=2,tp=2,fsdp=2",
+    "llama4_text": "ep=2,tp=2,fsdp=2",
+    "deepseek_v2": "ep=2,tp=2,fsdp=2",
+    "deepseek_v3": "sp=2,ep=2,tp=2",
 }
 """These differ in how experts run or weights are stored: one mesh that cuts just that, or none if
 another has the same parts.

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flaxen.attention import Scene
 from flaxen.cache import Cache, NewTokens, Order, described, empty
 from flaxen.core.tree import module, static, walk
-from flaxen.layers.attention import Attention
+from flaxen.layers.attention import Attends
 from flaxen.layers.context import Context
 from flaxen.layers.cross_entropy import linear_cross_entropy, only_tokens
 from flaxen.layers.dropout import dropout
@@ -47,7 +47,7 @@ class Decoder:
         dropout_key: jax.Array | None = None,
     ) -> Context:
         """What the layers look at, with each distinct rope's tables computed once."""
-        attentions = (m for m in walk(self.layers) if isinstance(m, Attention))
+        attentions = (m for m in walk(self.layers) if isinstance(m, Attends))
         ropes = tuple(dict.fromkeys(a.rope for a in attentions if a.rope is not None))
         return Context(
             positions=positions,
