@@ -43,6 +43,7 @@ FILES = {
     "bloom": "bloom",
     "mpt": "bloom",
     "opt": "opt",
+    "biogpt": "opt",
     "starcoder2": "starcoder",
     "stablelm": "stablelm",
     "cohere": "cohere",

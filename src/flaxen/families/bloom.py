@@ -9,9 +9,10 @@ from flaxen.core.errors import ConfigError
 from flaxen.families.common import GROUPED, decoder, self_attn
 from flaxen.families.family import Family, family
 from flaxen.layers.alibi import alibi_slopes, mpt_slopes
+from flaxen.layers.around import Clipped
 from flaxen.layers.block import Block, NormedStreamBlock
 from flaxen.layers.mlp import mlp
-from flaxen.layers.norm import LayerNorm, layer_norm
+from flaxen.layers.norm import Identity, LayerNorm, layer_norm
 from flaxen.models.decoder import Decoder
 
 FAMILIES: dict[str, Family] = {}
@@ -74,7 +75,6 @@ ONLY = {
     "alibi_bias_max": 8,
     "attn_type": "multihead_attention",
     "attn_uses_sequence_id": False,
-    "clip_qkv": None,
     "prefix_lm": False,
     "qk_ln": False,
 }
@@ -88,8 +88,10 @@ def bare_norm(c: Any) -> LayerNorm:
 def mpt_block(c: Any, i: int) -> Block:
     how, slopes = c.attn_config, mpt_slopes(c.num_attention_heads)
     rest = {"scale": how.softmax_scale, "dropout": float(how.attn_pdrop)}
+    clip = Clipped(limit=how.clip_qkv) if how.clip_qkv else Identity()
+    clips = {"q_norm": clip, "k_norm": clip, "v_norm": clip}
     return Block(
-        self_attn=self_attn(c, i, rope=None, slopes=slopes, **rest),
+        self_attn=self_attn(c, i, rope=None, slopes=slopes, **rest, **clips),
         mlp=mlp(c.hidden_size, 4 * c.hidden_size, "gelu"),
         input_layernorm=bare_norm(c),
         pre_feedforward_layernorm=bare_norm(c),

@@ -66,14 +66,18 @@ class Embedding:
 
 @module
 class PositionTable:
-    """A learned vector for each position; NaN past the last one, where there is none."""
+    """A learned vector for each position; NaN past the last one, where there is none. The table
+    begins with `offset` rows of no position.
+    """
 
     weight: Any
+    offset: static[int] = 0
 
     def __call__(self, positions: jax.Array) -> jax.Array:
         """positions (B, T) -> (B, T, D)."""
-        known = positions < self.weight.shape[0]
-        return jnp.where(known[..., None], rows(self.weight, positions), jnp.nan)
+        at = positions + self.offset
+        known = at < self.weight.shape[0]
+        return jnp.where(known[..., None], rows(self.weight, at), jnp.nan)
 
     def counted(self, slots: jax.Array, keep: jax.Array | None) -> jax.Array:
         """Positions (B, T) where none are given: they count slots, padding too."""
@@ -82,13 +86,7 @@ class PositionTable:
 
 @module
 class TokenPositions(PositionTable):
-    """OPT's: positions count real tokens, and the table begins with `offset` rows of none."""
-
-    offset: static[int] = 2
-
-    def __call__(self, positions: jax.Array) -> jax.Array:
-        """positions (B, T) -> (B, T, D)."""
-        return super().__call__(positions + self.offset)
+    """OPT's: where no positions are given, they count real tokens."""
 
     def counted(self, slots: jax.Array, keep: jax.Array | None) -> jax.Array:
         """slots (B, T); keep (B, T) is False for padding, whose position is -1."""
@@ -111,5 +109,7 @@ def embedding(vocab: int, embed: int, scale: float = 1.0, *, bias: bool = False)
     return Embedding(weight=param(vocab=vocab, embed=embed), bias=shift, scale=scale)
 
 
-def position_table(positions: int, embed: int) -> PositionTable:
-    return PositionTable(weight=param(positions=positions, embed=embed))
+def position_table(
+    positions: int, embed: int, offset: int = 0, kind: type[PositionTable] = PositionTable
+) -> PositionTable:
+    return kind(weight=param(positions=positions + offset, embed=embed), offset=offset)

@@ -80,6 +80,12 @@ def _has(decoder: Decoder, limit: str) -> bool:
     return any(getattr(mask, limit) for mask in found)
 
 
+def _measures(decoder: Decoder) -> bool:
+    """Whether some layer looks at how far tokens are apart: a window, a chunk, or ALiBi."""
+    sloping = any(m.slopes for m in walk(decoder) if isinstance(m, Attends))
+    return sloping or _has(decoder, "window") or _has(decoder, "chunk")
+
+
 def shifted(labels: jax.Array, segment_ids: jax.Array | None = None) -> jax.Array:
     """Labels moved to the slot that predicts them; nothing is predicted past the end or across
     documents.
@@ -178,7 +184,7 @@ def extend(
     if fresh:
         slots = chunk_slots(ids.shape[1], valid) if _has(decoder, "chunk") else new
         scene = Scene(q_slots=slots, k_slots=slots, keep=valid, aligned=True)
-    elif _has(decoder, "window") or _has(decoder, "chunk"):
+    elif _measures(decoder):
         # These count tokens: padding inside a row must not use them up.
         k_slots = jnp.cumsum(cache.keep, 1, dtype=jnp.int32) - 1
         scene = Scene(q_slots=at.positions, k_slots=k_slots, keep=cache.keep)
