@@ -195,7 +195,8 @@ def gradients(
     with tempfile.TemporaryDirectory() as place:
         grads = checkpoint(model, Path(place))
     norms = {key: float(f"{np.linalg.norm(g):.6g}") for key, g in sorted(grads.items())}
-    return np.float32(out.loss.item()), norms
+    # Where rounding is all there is, as of a key's bias without a rope, no norm is to be met.
+    return np.float32(out.loss.item()), {key: norm for key, norm in norms.items() if norm > 1e-6}
 
 
 def case(name: str, given: dict[str, Any], folder: Path, attention: str = "eager") -> None:
