@@ -52,6 +52,16 @@ class Case:
         return {**names, **self.about["config_kwargs"]}
 
     @property
+    def position_ids(self) -> np.ndarray | None:
+        """Positions of the padded ids; None where a model takes none."""
+        return self.arrays["position_ids"] if self.about["uses_position_ids"] else None
+
+    @property
+    def logits_pos(self) -> np.ndarray:
+        """Logits of the padded ids at these positions."""
+        return self.arrays["logits" if self.position_ids is None else "logits_pos"]
+
+    @property
     def grad_norms(self) -> dict[str, float]:
         return dict(self.about["grad_norms"])
 
@@ -113,7 +123,7 @@ def logits_loss_and_gradients(case: Case, model: Any) -> tuple[np.ndarray, np.nd
     def run(model: Any) -> Any:
         def loss(model: Any) -> Any:
             ids, mask, labels = x["input_ids"], x["attention_mask"], x["labels"]
-            out = model(ids, mask, x["position_ids"], labels=labels)
+            out = model(ids, mask, case.position_ids, labels=labels)
             return out.loss, out.logits
 
         return jax.value_and_grad(loss, has_aux=True)(model)

@@ -211,8 +211,8 @@ def _layout_of(relation: Relation, rounds: Mapping[str, Any], applied: Applied |
     for row in rows:
         if _paths(row) - rounds.keys():
             raise CheckpointError(f"{row.name} is one tensor of the file, but rounded in part.")
-        for label, (path, param) in row.parts.items():
-            if [*row.stacked, *row.layout.order(label)] != list(param.axes):
+        for label, (path, _) in row.parts.items():
+            if [*row.stacked, *row.layout.order(label)] != list(row.axes[label]):
                 raise CheckpointError(
                     f"{path} lies as {row.layout.text!r} in the file; GPTQ packs outputs by inputs "
                     "alone. Give dtype= to write plain weights."

@@ -219,3 +219,47 @@ def test_many_experts_in_many_layers_relate_in_no_time():
     disk = ArrayTensor(np.zeros((8, 8), np.float32))
     relation.load(dict.fromkeys(relation.names(), disk))
     assert time.perf_counter() - start < 5
+
+
+GROUPED = Join(
+    "self_attn.query_key_value",
+    "(kv_heads {self_attn.q_proj: group | self_attn.k_proj | self_attn.v_proj} head_dim) embed",
+)
+
+
+def grouped(heads, kv_heads):
+    """Row r of the file, (kv_heads (group + 2) head_dim) of them, is filled with r."""
+    kv = linear("(kv_heads head_dim) embed", True, kv_heads=kv_heads, head_dim=2, embed=3)
+    q = linear("(heads head_dim) embed", True, heads=heads, head_dim=2, embed=3)
+    model = {"self_attn": {"q_proj": q, "k_proj": kv, "v_proj": kv}}
+    relation = relate(model, {"qkv": GROUPED})
+    disk = {
+        name: np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+        for name, shape in relation.shapes().items()
+    }
+    return relation, disk
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(6, 2), (4, 4), (4, 1)])
+def test_query_heads_lie_before_the_key_head_that_they_share(heads, kv_heads):
+    relation, disk = grouped(heads, kv_heads)
+    name, group = "self_attn.query_key_value", heads // kv_heads
+    assert disk[f"{name}.weight"].shape == (kv_heads * (group + 2) * 2, 3)
+    want = disk[f"{name}.weight"].reshape(kv_heads, group + 2, 2, 3)
+    loaded = relation.load(lazy(disk))
+    q, k, v = (loaded[f"self_attn.{p}_proj.weight"].read() for p in "qkv")
+    np.testing.assert_array_equal(q, want[:, :group].reshape(heads, 2, 3))
+    np.testing.assert_array_equal(k, want[:, group])
+    np.testing.assert_array_equal(v, want[:, group + 1])
+    bias = loaded["self_attn.q_proj.bias"].read()
+    wide = disk[f"{name}.bias"].reshape(kv_heads, group + 2, 2)
+    np.testing.assert_array_equal(bias, wide[:, :group].reshape(heads, 2))
+    assert_reads_back(relation, disk)
+
+
+def test_a_shard_may_hold_a_part_of_a_group_and_all_of_another():
+    relation, disk = grouped(6, 2)
+    weight = relation.load(lazy(disk))["self_attn.q_proj.weight"]
+    for start, stop in ((0, 2), (2, 4), (1, 6)):
+        box = (slice(start, stop), slice(0, 2), slice(1, 3))
+        np.testing.assert_array_equal(weight.read(box), weight.read()[box])

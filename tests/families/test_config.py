@@ -164,6 +164,77 @@ def test_gpt2_without_a_decoder_is_refused():
         gpt2(add_cross_attention=True)
 
 
+def falcon(**more):
+    sizes = {k: v for k, v in TINY.items() if k not in ("num_key_value_heads", "intermediate_size")}
+    return abstract_module(hf_config({"model_type": "falcon", **sizes, **more}))[0].layers[0]
+
+
+def test_the_three_forms_of_falcon():
+    kinds = {
+        "7b": falcon(),
+        "40b": falcon(new_decoder_architecture=True, num_kv_heads=2),
+        "11b": falcon(new_decoder_architecture=True, num_kv_heads=2, num_ln_in_parallel_attn=1),
+        "rw": falcon(multi_query=False, parallel_attn=False, alibi=True),
+    }
+    heads = {name: x.self_attn.k_proj.weight.shape[0] for name, x in kinds.items()}
+    assert heads == {"7b": 1, "40b": 2, "11b": 2, "rw": 4}
+    names = {name: type(x).__name__ for name, x in kinds.items()}
+    assert set(names.values()) == {"ParallelBlock", "Block"}
+    assert names["rw"] == "Block"
+    two = lambda x: hasattr(x.mlp_layernorm, "weight")
+    assert [two(kinds[n]) for n in ("7b", "40b", "11b")] == [False, True, False]
+    assert [x.self_attn.rope is None for x in kinds.values()] == [False, False, False, True]
+    # Scaled together with the scores, by 8 ** -0.5.
+    assert kinds["rw"].self_attn.slopes[0] == pytest.approx(2**-2 * 8**-0.5)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"num_ln_in_parallel_attn": 2},
+        {"new_decoder_architecture": True, "parallel_attn": False},
+    ],
+)
+def test_a_falcon_that_does_not_exist_is_refused(more):
+    with pytest.raises(ConfigError, match="num_ln_in_parallel_attn"):
+        falcon(**more)
+
+
+@pytest.mark.parametrize("key, value", [("qk_ln", True), ("alibi", False), ("prefix_lm", True)])
+def test_what_transformers_overlooks_in_an_mpt_is_refused(key, value):
+    with pytest.raises(ConfigError, match=key):
+        abstract_module(hf_config({"model_type": "mpt", "attn_config": {key: value}}))
+
+
+def test_an_mpt_with_biases_is_refused():
+    with pytest.raises(ConfigError, match="no_bias"):
+        abstract_module(hf_config({"model_type": "mpt", "no_bias": False}))
+
+
+def test_gpt_neo_looks_far_in_every_second_layer():
+    raw = {"model_type": "gpt_neo", "num_layers": 4, "attention_types": [[["global", "local"], 2]]}
+    module = abstract_module(hf_config({**raw, "window_size": 7}))[0]
+    assert windows(module) == [None, 7, None, 7]
+
+
+def test_a_tied_head_keeps_its_bias():
+    tied = build("phi", tie_word_embeddings=True)
+    assert tied.lm_head is None
+    assert tied.embed_tokens.bias.shape == (97,)
+    assert build("phi").lm_head.bias.shape == (97,)
+
+
+@pytest.mark.parametrize("kind", ["gemma", "gemma2", "gemma3_text"])
+def test_attention_in_both_directions_is_refused(kind):
+    with pytest.raises(ConfigError, match="use_bidirectional_attention"):
+        build(kind, use_bidirectional_attention=True)
+
+
+def test_layers_that_are_left_out_in_training_are_refused():
+    with pytest.raises(ConfigError, match="layerdrop"):
+        build("opt", layerdrop=0.1)
+
+
 LONG = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 16}
 FACTORS = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
 

@@ -3,6 +3,7 @@
 "(heads head_dim) embed"                                       a flattened dimension
 "{q: heads head_dim | k: kv_heads head_dim} embed"             tensors joined along a dimension
 "(heads {q: head_dim | k: head_dim}) embed"                    joined inside a flattened dimension
+"(kv_heads {q: group | k | v} head_dim) embed"                  query heads by their key head
 "channels 1 kernel"                                            a dimension that we do not have
 """
 

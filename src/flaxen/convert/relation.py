@@ -78,8 +78,22 @@ class Row:
         return self.layout.shape(self._joint_sizes)
 
     @cached_property
+    def axes(self) -> dict[str, dict[str, int]]:
+        """The axes of each weight as the layout speaks of them, by label: where it places query
+        heads by the key head that they share, `heads` are `kv_heads` times `group`.
+        """
+        found = (p.axes["kv_heads"] for _, p in self.parts.values() if "kv_heads" in p.axes)
+        shared = next(found, 1)
+        return {
+            label: _grouped(param.axes, shared)
+            if "group" in self.layout.order(label) and "heads" in param.axes
+            else param.axes
+            for label, (_, param) in self.parts.items()
+        }
+
+    @cached_property
     def _sizes(self) -> dict[str, list[int]]:
-        return {label: self.layout.sizes(label, p.axes) for label, (_, p) in self.parts.items()}
+        return {label: self.layout.sizes(label, axes) for label, axes in self.axes.items()}
 
     @cached_property
     def _joint_sizes(self) -> list[int]:
@@ -92,8 +106,8 @@ class Row:
         sources = [tensors[name].reshape(self._joint_sizes) for name in self.names]
         joint, offset, out = self.layout.joint, 0, {}
         for label, (path, param) in self.parts.items():
-            order = self.layout.order(label)
-            inner = [param.axes[a] for a in order]
+            order, axes = self.layout.order(label), self.axes[label]
+            inner = [axes[a] for a in order]
             if joint is None:
                 pieces = [t.reshape(inner) for t in sources]
             else:
@@ -102,19 +116,20 @@ class Row:
                 box[joint] = slice(offset, offset + size)
                 pieces = [t.crop(box).reshape(inner) for t in sources]
                 offset += size
-            outer = [param.axes[a] for a in self.stacked]
+            outer = [axes[a] for a in self.stacked]
             tensor = stack(pieces).reshape(outer + inner) if outer else pieces[0]
             have = self.stacked + order
-            out[path] = tensor.permute([have.index(a) for a in param.axes])
+            out[path] = tensor.permute([have.index(a) for a in axes]).reshape(param.shape)
         return out
 
     def save(self, weights: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
         """The tensors of the file by name, from our weights by path: `load` backwards."""
         pieces = []
-        for label, (path, param) in self.parts.items():
-            ours = list(param.axes)
+        for label, (path, _) in self.parts.items():
+            axes = self.axes[label]
             want = self.stacked + self.layout.order(label)
-            tensor = weights[path].permute([ours.index(a) for a in want])
+            tensor = weights[path].reshape(list(axes.values()))
+            tensor = tensor.permute([list(axes).index(a) for a in want])
             pieces.append(tensor.reshape([len(self.names), *self._sizes[label]]))
         joint = self.layout.joint
         whole = pieces[0] if joint is None else concat(pieces, joint + 1)
@@ -128,7 +143,7 @@ class Row:
         """The row itself, once every axis of every weight has its place."""
         for label, (path, param) in self.parts.items():
             placed = self.layout.order(label) + self.stacked
-            if sorted(placed) != sorted(param.axes):
+            if sorted(placed) != sorted(self.axes[label]):
                 raise ConfigError(
                     f"{path} has the axes {list(param.axes)}, but {self.name!r} with layout "
                     f"{self.layout.text!r} places {placed}."
@@ -191,11 +206,19 @@ def _row(name: str, layout: Layout, parts: dict[str, tuple[str, Param]]) -> Row:
         if absent:
             raise ConfigError(f"{name!r} joins {layout.labels}, but the model has no {absent}.")
         parts = {label: parts[label] for label in layout.labels}
-        layout = layout.only({axis for _, param in parts.values() for axis in param.axes})
+        known = {axis for _, param in parts.values() for axis in param.axes}
+        layout = layout.only(known | ({"group"} if "heads" in known else set()))
     elif len(parts) > 1:
         ours = " and ".join(path for path, _ in parts.values())
         raise ConfigError(f"{ours} are both named {name!r}.")
     return Row(name, layout, parts).check()
+
+
+def _grouped(axes: Mapping[str, int], shared: int) -> dict[str, int]:
+    out: dict[str, int] = {}
+    for axis, size in axes.items():
+        out |= {"kv_heads": shared, "group": size // shared} if axis == "heads" else {axis: size}
+    return out
 
 
 def renamer(names: Mapping[str, str]) -> Callable[[str], str]:

@@ -43,6 +43,13 @@ def packed(module: str, gate: str, up: str, down: str) -> tuple[WeightTransform,
     )
 
 
+GROUPED = (
+    "(kv_heads {self_attn.q_proj: group | self_attn.k_proj | self_attn.v_proj} head_dim) embed"
+)
+"""q, k and v in one tensor, each key head after the query heads that share it: with as many key
+heads as query heads (GPT-NeoX, Bloom), with fewer, or with one for all (Falcon, StarCoder).
+"""
+
 SANDWICH = {k: v for k, v in LLAMA.items() if k != "pre_feedforward_layernorm"}
 """With norms before and after each sublayer, the checkpoint's names are ours."""
 
@@ -59,13 +66,17 @@ def head_rms(c: Any) -> RMSNorm:
     return rms_norm(c.rms_norm_eps, head_dim=head_dim(c))
 
 
+def partly(c: Any, **more: Any) -> Rope:
+    """The rope of all layers, in which a part of each head may turn."""
+    return rope(c.rope_parameters, head_dim(c), c.max_position_embeddings, **more)
+
+
 def rotary(c: Any, layer_type: str | None = None) -> Rope | None:
     """The rope of all layers, or of one kind of them; None where these do not rotate."""
-    sizes = head_dim(c), c.max_position_embeddings
     if layer_type is None:
-        made = rope(c.rope_parameters, *sizes)
+        made = partly(c)
     else:
-        made = layer_rope(c.rope_parameters, layer_type, *sizes)
+        made = layer_rope(c.rope_parameters, layer_type, head_dim(c), c.max_position_embeddings)
     if made is not None and made.dim != head_dim(c):
         raise ConfigError(
             f"partial_rotary_factor turns {made.dim} of {head_dim(c)} channels; this family turns "
@@ -83,18 +94,16 @@ def layer_mask(c: Any, i: int) -> Mask:
 
 def self_attn(c: Any, i: int, **slots: Any) -> Attention:
     given = {
+        "embed": c.hidden_size,
+        "heads": c.num_attention_heads,
+        "kv_heads": c.get("num_key_value_heads", c.num_attention_heads),
+        "head_dim": head_dim(c),
         "bias": bool(c.get("attention_bias", False)),
         "rope": slots["rope"] if "rope" in slots else rotary(c),
         "mask": layer_mask(c, i),
         "dropout": float(c.get("attention_dropout", 0.0)),
     }
-    return attention(
-        embed=c.hidden_size,
-        heads=c.num_attention_heads,
-        kv_heads=c.get("num_key_value_heads", c.num_attention_heads),
-        head_dim=head_dim(c),
-        **given | slots,
-    )
+    return attention(**given | slots)
 
 
 def mlp(c: Any, act: str = "hidden_act") -> GatedMLP:
@@ -127,16 +136,17 @@ def decoder(
     block: Callable[[Any, int], Any] = block,
     norm: Callable[[Any], Any] = rms,
     scale: float = 1.0,
+    head_bias: bool = False,
     **slots: Any,
 ) -> Decoder:
-    D, V = {"embed": c.hidden_size}, {"vocab": c.vocab_size}
-    return Decoder(
-        embed_tokens=embedding(**V, **D, scale=scale),
-        layers=[block(c, i) for i in range(c.num_hidden_layers)],
-        norm=norm(c),
-        lm_head=None if c.tie_word_embeddings else linear(D, V),
-        **slots,
-    )
+    D, V, tied = {"embed": c.hidden_size}, {"vocab": c.vocab_size}, c.tie_word_embeddings
+    given = {
+        "embed_tokens": embedding(**V, **D, scale=scale, bias=head_bias and tied),
+        "layers": [block(c, i) for i in range(c.num_hidden_layers)],
+        "norm": norm(c),
+        "lm_head": None if tied else linear(D, V, bias=head_bias),
+    }
+    return Decoder(**given | slots)
 
 
 def with_attention(

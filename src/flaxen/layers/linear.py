@@ -40,10 +40,12 @@ def linear(src: dict[str, int], dst: dict[str, int], *, bias: bool = False) -> L
 class Embedding:
     """Token ids -> rows of a table, times `scale` rounded to the table's dtype.
 
-    Rows from `vocab` on, if given, are padding and belong to no token.
+    Rows from `vocab` on, if given, are padding and belong to no token. `bias` (vocab,) is of the
+    scores of a tied head.
     """
 
     weight: Any
+    bias: Any = None
     scale: static[float] = 1.0
     vocab: static[int | None] = None
 
@@ -58,24 +60,56 @@ class Embedding:
 
     def attend(self, x: jax.Array) -> jax.Array:
         """Scores of every token, for a head tied to the table."""
-        return dot(x, self.weight)
+        y = dot(x, self.weight)
+        return y if self.bias is None else y + self.bias.astype(y.dtype)
 
 
 @module
 class PositionTable:
-    """A learned vector for each position; NaN past the last one, where there is none."""
+    """A learned vector for each position; NaN past the last one, where there is none. The table
+    begins with `offset` rows of no position.
+    """
 
     weight: Any
+    offset: static[int] = 0
 
     def __call__(self, positions: jax.Array) -> jax.Array:
         """positions (B, T) -> (B, T, D)."""
-        known = positions < self.weight.shape[0]
-        return jnp.where(known[..., None], rows(self.weight, positions), jnp.nan)
+        at = positions + self.offset
+        known = at < self.weight.shape[0]
+        return jnp.where(known[..., None], rows(self.weight, at), jnp.nan)
+
+    def counted(self, slots: jax.Array, keep: jax.Array | None) -> jax.Array:
+        """Positions (B, T) where none are given: they count slots, padding too."""
+        return slots
 
 
-def embedding(vocab: int, embed: int, scale: float = 1.0) -> Embedding:
-    return Embedding(weight=param(vocab=vocab, embed=embed), scale=scale)
+@module
+class TokenPositions(PositionTable):
+    """OPT's: where no positions are given, they count real tokens."""
+
+    def counted(self, slots: jax.Array, keep: jax.Array | None) -> jax.Array:
+        """slots (B, T); keep (B, T) is False for padding, whose position is -1."""
+        return slots if keep is None else jnp.cumsum(keep, axis=1, dtype=slots.dtype) * keep - 1
 
 
-def position_table(positions: int, embed: int) -> PositionTable:
-    return PositionTable(weight=param(positions=positions, embed=embed))
+@module
+class Chain:
+    """One part after another, as one: what a slot holds where a family does two things there."""
+
+    first: Any
+    then: Any
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.then(self.first(x))
+
+
+def embedding(vocab: int, embed: int, scale: float = 1.0, *, bias: bool = False) -> Embedding:
+    shift = zeros_param(vocab=vocab) if bias else None
+    return Embedding(weight=param(vocab=vocab, embed=embed), bias=shift, scale=scale)
+
+
+def position_table(
+    positions: int, embed: int, offset: int = 0, kind: type[PositionTable] = PositionTable
+) -> PositionTable:
+    return kind(weight=param(positions=positions + offset, embed=embed), offset=offset)

@@ -15,6 +15,12 @@ from flaxen.layers.linear import Linear, linear
 
 Activation = Callable[[jax.Array], jax.Array]
 
+
+def relu2(x: jax.Array) -> jax.Array:
+    """The square of what is above zero."""
+    return jnp.square(jax.nn.relu(x))
+
+
 ACTIVATIONS: Registry[Activation] = Registry("activation")
 """By the names that configs use; registered once, so that equal layers compare equal."""
 
@@ -22,6 +28,7 @@ for _name, _function in {
     "silu": jax.nn.silu,
     "swish": jax.nn.silu,
     "relu": jax.nn.relu,
+    "relu2": relu2,
     "gelu": partial(jax.nn.gelu, approximate=False),
     "gelu_new": partial(jax.nn.gelu, approximate=True),
     "gelu_pytorch_tanh": partial(jax.nn.gelu, approximate=True),

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flaxen.attention import Scene
 from flaxen.cache import Cache
 from flaxen.core.tree import walk
-from flaxen.layers.attention import Attention
+from flaxen.layers.attention import Attends
 from flaxen.layers.context import Context
 from flaxen.layers.cross_entropy import IGNORED
 from flaxen.layers.runtime import Runtime
@@ -31,14 +31,16 @@ def whole_context(
 ) -> Context:
     """The context of sequences that are given at once, (B, T).
 
-    Positions count slots unless given. Packed documents are told apart by `segment_ids`, or,
-    without a mask, by the places where given positions do not
-    go on by one.
+    Positions count slots unless given, or what a table of positions counts. Packed documents are
+    told apart by `segment_ids`, or, without a mask, by the places where given positions do not go
+    on by one.
     """
     B, T = shape
     slots = jnp.arange(T, dtype=jnp.int32)
     keep = None if attention_mask is None else attention_mask.astype(bool)
     positions = jnp.broadcast_to(slots, (B, T)) if position_ids is None else position_ids
+    if position_ids is None and decoder.embed_positions is not None:
+        positions = decoder.embed_positions.counted(positions, keep)
     if segment_ids is None and position_ids is not None and attention_mask is None:
         jumps = jnp.diff(positions, axis=1) != 1
         segment_ids = jnp.pad(jnp.cumsum(jumps, axis=1), [(0, 0), (1, 0)])
@@ -74,8 +76,14 @@ def chunk_slots(
 
 def _has(decoder: Decoder, limit: str) -> bool:
     """Whether some layer's mask has a `window` or `chunk`."""
-    found = (m.mask for m in walk(decoder) if isinstance(m, Attention))
+    found = (m.mask for m in walk(decoder) if isinstance(m, Attends))
     return any(getattr(mask, limit) for mask in found)
+
+
+def _measures(decoder: Decoder) -> bool:
+    """Whether some layer looks at how far tokens are apart: a window, a chunk, or ALiBi."""
+    sloping = any(m.slopes for m in walk(decoder) if isinstance(m, Attends))
+    return sloping or _has(decoder, "window") or _has(decoder, "chunk")
 
 
 def shifted(labels: jax.Array, segment_ids: jax.Array | None = None) -> jax.Array:
@@ -176,7 +184,7 @@ def extend(
     if fresh:
         slots = chunk_slots(ids.shape[1], valid) if _has(decoder, "chunk") else new
         scene = Scene(q_slots=slots, k_slots=slots, keep=valid, aligned=True)
-    elif _has(decoder, "window") or _has(decoder, "chunk"):
+    elif _measures(decoder):
         # These count tokens: padding inside a row must not use them up.
         k_slots = jnp.cumsum(cache.keep, 1, dtype=jnp.int32) - 1
         scene = Scene(q_slots=at.positions, k_slots=k_slots, keep=cache.keep)

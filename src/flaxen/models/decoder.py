@@ -11,11 +11,12 @@ import jax.numpy as jnp
 from flaxen.attention import Scene
 from flaxen.cache import Cache, NewTokens, Order, described, empty
 from flaxen.core.tree import module, static, walk
-from flaxen.layers.attention import Attention
+from flaxen.layers.attention import Attends
 from flaxen.layers.context import Context
 from flaxen.layers.cross_entropy import linear_cross_entropy, only_tokens
 from flaxen.layers.dropout import dropout
 from flaxen.layers.linear import Embedding, Linear, PositionTable
+from flaxen.layers.norm import Identity
 from flaxen.layers.runtime import PLAIN, Runtime
 from flaxen.models.fold import for_each, run
 
@@ -23,15 +24,18 @@ from flaxen.models.fold import for_each, run
 @module
 class Decoder:
     """A causal language model. `lm_head` is None when the head is tied to the embeddings;
-    `embed_positions` is there when positions are learned; `dropout` is of the embeddings.
+    `entry` is what these pass before the first layer, such as a norm; `embed_positions` is there
+    when positions are learned; `dropout` is of the embeddings.
     """
 
     embed_tokens: Embedding
+    entry: Any = Identity()
     layers: Any
     norm: Any
     embed_positions: PositionTable | None = None
     lm_head: Linear | None = None
     logit_softcap: static[float | None] = None
+    logit_scale: static[float] = 1.0
     dropout: static[float] = 0.0
 
     def context(
@@ -43,7 +47,7 @@ class Decoder:
         dropout_key: jax.Array | None = None,
     ) -> Context:
         """What the layers look at, with each distinct rope's tables computed once."""
-        attentions = (m for m in walk(self.layers) if isinstance(m, Attention))
+        attentions = (m for m in walk(self.layers) if isinstance(m, Attends))
         ropes = tuple(dict.fromkeys(a.rope for a in attentions if a.rope is not None))
         return Context(
             positions=positions,
@@ -74,7 +78,7 @@ class Decoder:
 
     def embedded(self, ids: jax.Array, ctx: Context, extra: jax.Array | None = None) -> jax.Array:
         """What the first layer is given, in the dtype that is computed in: (B, T, D)."""
-        x = self.embed_tokens(ids)
+        x = self.entry(self.embed_tokens(ids))
         if extra is not None:
             x = x + extra.astype(x.dtype)
         if self.embed_positions is not None:
@@ -87,6 +91,7 @@ class Decoder:
         with runtime.products():
             y = self.lm_head(x) if self.lm_head is not None else self.embed_tokens.attend(x)
         y = runtime.constrain(y, *("batch", "seq")[: y.ndim - 1], "vocab")
+        y = y if self.logit_scale == 1.0 else y * jnp.asarray(self.logit_scale, y.dtype)
         y = self.logit_softcap * jnp.tanh(y / self.logit_softcap) if self.logit_softcap else y
         vocab = self.embed_tokens.vocab
         return y if vocab is None else only_tokens(y, vocab)
@@ -104,8 +109,9 @@ class Decoder:
                 x.reshape(-1, x.shape[-1]),
                 head.weight,
                 labels.reshape(-1),
-                bias=None if self.lm_head is None else self.lm_head.bias,
+                bias=head.bias,
                 softcap=self.logit_softcap,
+                scale=self.logit_scale,
                 vocab=self.embed_tokens.vocab,
             )
 

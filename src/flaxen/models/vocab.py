@@ -22,10 +22,12 @@ SPREAD = 1e-9
 
 def on_vocab(decoder: Any, change: Callable[[str, Any], Any]) -> Any:
     """The decoder with `change(path, weight)` in place of each weight that has a row for every
-    token: the table of embeddings, and weight and bias of a head of its own.
+    token: the table of embeddings, and weight and bias of the head.
     """
     table, head = decoder.embed_tokens, decoder.lm_head
-    table = dataclasses.replace(table, weight=change("embed_tokens.weight", table.weight))
+    shift = None if table.bias is None else change("embed_tokens.bias", table.bias)
+    weight = change("embed_tokens.weight", table.weight)
+    table = dataclasses.replace(table, weight=weight, bias=shift)
     if head is not None:
         bias = None if head.bias is None else change("lm_head.bias", head.bias)
         head = dataclasses.replace(head, weight=change("lm_head.weight", head.weight), bias=bias)

@@ -14,6 +14,7 @@ AXES = frozenset(
         "seq",
         "keys",
         "embed",
+        "token_embed",
         "heads",
         "kv_heads",
         "group",
