@@ -27,8 +27,9 @@ from flaxen.models.decoder import Decoder
 
 FAMILIES: dict[str, Family] = {}
 
-DEEPSEEK = MOE | {
-    "shared": "shared_experts",
+SPARSE = MOE | {"shared": "shared_experts"}
+
+DEEPSEEK = SPARSE | {
     "q_proj.q_a_proj": "q_a_proj",
     "q_proj.q_a_layernorm": "q_a_layernorm",
     "q_proj.q_b_proj": "q_b_proj",
@@ -92,6 +93,8 @@ def sharpness(turn: Rope) -> float:
 def sparse(c: Any, i: int, gate: Callable[[Any], Any]) -> MoE | GatedMLP:
     """A mixture beside an expert for all tokens, in every layer but the first ones."""
     width = c.moe_intermediate_size
+    # The width of dense layers is read where there is none, too: it changes nothing then.
+    c.get("intermediate_size")
     if i < c.first_k_dense_replace:
         return dense(c, i)
     bias = bool(c.get("mlp_bias", False))
@@ -127,6 +130,9 @@ def sigmoid_gate(c: Any) -> CorrectedRouter:
     )
 
 
+MTP = r"layers\.{}\..*".format
+"""What guesses a second token is a layer after all others, in files of the large models."""
+
 PACKED = packed("mlp", "gate_proj", "up_proj", "down_proj")
 
 
@@ -148,10 +154,10 @@ def deepseek_v2(c: Any) -> Decoder:
     "deepseek_v3",
     DEEPSEEK,
     PACKED,
-    buffers=r"rotary_emb\.inv_freq|position_ids|layers\.61\..*",
+    buffers=rf"rotary_emb\.inv_freq|{MTP(61)}",
 )
 def deepseek_v3(c: Any) -> Decoder:
-    """Files of the large model have one more layer, 61, which guesses a second token."""
+    # That layer is not run.
     c.get("num_nextn_predict_layers")
     interleaved = bool(c.rope_interleave)
     return latent_decoder(c, lambda c, i: attn(c, i, interleaved), sigmoid_gate)

@@ -12,6 +12,7 @@ from flaxen.families.common import LLAMA, dense, self_attn
 from flaxen.families.family import Family, family
 from flaxen.layers.around import Scaled
 from flaxen.layers.block import Block
+from flaxen.layers.mlp import gated_mlp
 from flaxen.layers.moe import MoE, moe
 from flaxen.layers.routers import RouterOfChosen, routed
 from flaxen.models.decoder import Decoder
@@ -19,10 +20,13 @@ from flaxen.models.decoder import Decoder
 FAMILIES: dict[str, Family] = {}
 
 
-def decoder(c: Any, ffn: Callable[[Any, int], Any]) -> Decoder:
-    def attn(c: Any, i: int) -> Any:
-        return self_attn(c, i, scale=c.attention_multiplier)
+def attn(c: Any, i: int) -> Any:
+    return self_attn(c, i, scale=c.attention_multiplier)
 
+
+def decoder(
+    c: Any, ffn: Callable[[Any, int], Any], attn: Callable[[Any, int], Any] = attn
+) -> Decoder:
     def block(c: Any, i: int) -> Block:
         smaller = Scaled(factor=float(c.residual_multiplier))
         return dataclasses.replace(
@@ -41,9 +45,9 @@ def granite(c: Any) -> Decoder:
     return decoder(c, dense)
 
 
-def experts(c: Any, i: int) -> MoE:
+def experts(c: Any, i: int, shared: Any = None) -> MoE:
     gate = routed(RouterOfChosen, c.hidden_size, c.num_local_experts, c.num_experts_per_tok)
-    return moe(gate, c.intermediate_size, c.hidden_act)
+    return moe(gate, c.intermediate_size, c.hidden_act, shared)
 
 
 STACKED = LLAMA | {
@@ -60,3 +64,22 @@ STACKED = LLAMA | {
 @family(FAMILIES, "granitemoe", STACKED)
 def granitemoe(c: Any) -> Decoder:
     return decoder(c, experts)
+
+
+def with_shared(c: Any, i: int) -> MoE:
+    width = c.shared_intermediate_size
+    return experts(c, i, gated_mlp(c.hidden_size, width, c.hidden_act) if width else None)
+
+
+SHARED = STACKED | {
+    "mlp.shared.down_proj": "shared_mlp.output_linear",
+    "shared": Join(
+        "shared_mlp.input_linear",
+        "{mlp.shared.gate_proj: mlp | mlp.shared.up_proj: mlp} embed",
+    ),
+}
+
+
+@family(FAMILIES, "granitemoeshared", SHARED)
+def granitemoeshared(c: Any) -> Decoder:
+    return decoder(c, with_shared)

@@ -1,14 +1,28 @@
-"""Llama, Mistral, SmolLM 3 (some layers do not rotate) and Mixtral (a mixture of experts)."""
+"""Llama, Mistral, Mixtral (a mixture of experts), and the near relatives: Ministral (windows in
+some layers), SmolLM 3 (some layers do not rotate), Arcee (no gate), Seed-OSS (biases, dropout).
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from flaxen.attention import Mask
 from flaxen.convert.transforms import WeightRenaming
-from flaxen.families.common import LLAMA, MOE, decoder, packed, rotary, self_attn, with_attention
+from flaxen.families.common import (
+    LLAMA,
+    MOE,
+    block,
+    decoder,
+    packed,
+    rotary,
+    self_attn,
+    with_attention,
+)
 from flaxen.families.family import Family, family
 from flaxen.layers.attention import Attention
+from flaxen.layers.block import Block
+from flaxen.layers.mlp import MLP, mlp
 from flaxen.layers.moe import MoE, moe
 from flaxen.layers.routers import router
 from flaxen.models.decoder import Decoder
@@ -28,6 +42,31 @@ def windowed_attn(c: Any, i: int) -> Attention:
 @family(FAMILIES, "mistral", LLAMA)
 def mistral(c: Any) -> Decoder:
     return decoder(c, with_attention(windowed_attn))
+
+
+@family(FAMILIES, "ministral", LLAMA)
+def ministral(c: Any) -> Decoder:
+    return decoder(c)
+
+
+def no_gate(c: Any, i: int) -> MLP:
+    return mlp(c.hidden_size, c.intermediate_size, c.hidden_act, bias=bool(c.mlp_bias))
+
+
+@family(FAMILIES, "arcee", LLAMA)
+def arcee(c: Any) -> Decoder:
+    return decoder(c, with_attention(self_attn, no_gate))
+
+
+def seed_block(c: Any, i: int) -> Block:
+    attn = self_attn(c, i, out_bias=bool(c.attention_out_bias))
+    made = block(c, i, lambda c, i: attn)
+    return dataclasses.replace(made, dropout=float(c.residual_dropout))
+
+
+@family(FAMILIES, "seed_oss", LLAMA)
+def seed_oss(c: Any) -> Decoder:
+    return decoder(c, seed_block)
 
 
 def some_rotate(c: Any, i: int) -> Attention:

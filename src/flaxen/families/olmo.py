@@ -1,5 +1,5 @@
 """OLMo (norms without weights, clipped projections), OLMo 2 (norms after each sublayer, and over
-all heads of q and k) and OLMoE (a mixture of experts).
+all heads of q and k), OLMo 3 (that with windows) and OLMoE (a mixture of experts).
 """
 
 from __future__ import annotations
@@ -16,21 +16,22 @@ from flaxen.families.common import (
     head_dim,
     mlp,
     packed,
+    rotary,
     self_attn,
     with_attention,
 )
 from flaxen.families.family import Family, family
-from flaxen.layers.around import Clipped, PlainLayerNorm, RMSNormOfHeads, WideRMSNorm
+from flaxen.layers.around import Clipped, RMSNormOfHeads, WideRMSNorm
 from flaxen.layers.attention import Attention
 from flaxen.layers.block import Block
 from flaxen.layers.moe import MoE, moe
-from flaxen.layers.norm import Identity
+from flaxen.layers.norm import Identity, LayerNorm
 from flaxen.layers.routers import router
 from flaxen.models.decoder import Decoder
 
 FAMILIES: dict[str, Family] = {}
 
-NOTHING = Identity()
+NOTHING, PLAIN = Identity(), LayerNorm(eps=1e-5)
 
 
 def clipped(c: Any, norm: Any = NOTHING) -> Any:
@@ -43,14 +44,14 @@ def olmo_block(c: Any, i: int) -> Block:
     return Block(
         self_attn=self_attn(c, i, **norms),
         mlp=dense(c, i),
-        input_layernorm=PlainLayerNorm(eps=1e-5),
-        pre_feedforward_layernorm=PlainLayerNorm(eps=1e-5),
+        input_layernorm=PLAIN,
+        pre_feedforward_layernorm=PLAIN,
     )
 
 
 @family(FAMILIES, "olmo", LLAMA)
 def olmo(c: Any) -> Decoder:
-    return decoder(c, olmo_block, lambda c: PlainLayerNorm(eps=1e-5))
+    return decoder(c, olmo_block, lambda c: PLAIN)
 
 
 def norms_of_heads(c: Any, kind: type[Any]) -> tuple[Any, Any]:
@@ -67,10 +68,10 @@ def wide(c: Any) -> WideRMSNorm:
     return WideRMSNorm(weight=ones_param(embed=c.hidden_size), eps=c.rms_norm_eps)
 
 
-def olmo2_block(c: Any, i: int) -> Block:
+def olmo2_block(c: Any, i: int, **slots: Any) -> Block:
     q_norm, k_norm = norms_of_heads(c, WideRMSNorm)
     return Block(
-        self_attn=self_attn(c, i, q_norm=q_norm, k_norm=k_norm),
+        self_attn=self_attn(c, i, q_norm=q_norm, k_norm=k_norm, **slots),
         mlp=mlp(c),
         post_attention_layernorm=wide(c),
         post_feedforward_layernorm=wide(c),
@@ -80,6 +81,12 @@ def olmo2_block(c: Any, i: int) -> Block:
 @family(FAMILIES, "olmo2", SANDWICH)
 def olmo2(c: Any) -> Decoder:
     return decoder(c, olmo2_block, wide)
+
+
+@family(FAMILIES, "olmo3", SANDWICH)
+def olmo3(c: Any) -> Decoder:
+    turns = lambda i: rotary(c, c.layer_types[i])
+    return decoder(c, lambda c, i: olmo2_block(c, i, rope=turns(i)), wide)
 
 
 def olmoe_attn(c: Any, i: int) -> Attention:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from flaxen.attention import Mask
@@ -12,7 +11,6 @@ from flaxen.families.common import head_dim, self_attn
 from flaxen.families.family import Family, family
 from flaxen.families.llama import MIXTRAL, PACKED
 from flaxen.layers.block import Block
-from flaxen.layers.linear import linear
 from flaxen.layers.moe import MoE, moe
 from flaxen.layers.norm import LayerNorm, layer_norm
 from flaxen.layers.rope import Rope, rope
@@ -62,13 +60,12 @@ def block(c: Any, i: int) -> Block:
     )
 
 
-@family(FAMILIES, "phimoe", MIXTRAL, PACKED)
+TIED_BIAS = {"embed_tokens.bias": "lm_head.bias"}
+
+
+@family(FAMILIES, "phimoe", MIXTRAL | TIED_BIAS, PACKED)
 def phimoe(c: Any) -> Decoder:
     # Noise on the inputs is for training alone.
     c.get("input_jitter_noise")
     c.get("original_max_position_embeddings")
-    made = common.decoder(c, block, norm)
-    D, V = {"embed": c.hidden_size}, {"vocab": c.vocab_size}
-    if made.lm_head is None:
-        return made
-    return dataclasses.replace(made, lm_head=linear(D, V, bias=bool(c.lm_head_bias)))
+    return common.decoder(c, block, norm, head_bias=bool(c.lm_head_bias))

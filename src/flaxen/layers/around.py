@@ -33,18 +33,6 @@ class Clipped:
 
 
 @module
-class PlainLayerNorm:
-    """LayerNorm without weight and bias, in float32 (OLMo)."""
-
-    eps: static[float]
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-        centred = wide - jnp.mean(wide, -1, keepdims=True)
-        return _unit(centred, self.eps, -1).astype(x.dtype)
-
-
-@module
 class PlainRMSNorm:
     """RMSNorm without a weight, in float32 (Llama 4)."""
 

@@ -121,13 +121,12 @@ class Attention(Attends):
 
     def projected(self, x: jax.Array, ctx: Context) -> tuple[jax.Array, jax.Array, jax.Array]:
         lay = lambda y, heads: ctx.runtime.constrain(y, "batch", "seq", heads, "head_dim")
-        q = lay(self.q_norm(self.q_proj(x)), "heads")
-        k = lay(self.k_norm(self.k_proj(x)), "kv_heads")
-        v = lay(self.v_norm(self.v_proj(x)), "kv_heads")
-        return *self.placed(q, k, ctx), v
+        q, k = lay(self.q_proj(x), "heads"), lay(self.k_proj(x), "kv_heads")
+        return *self.placed(q, k, ctx), lay(self.v_norm(self.v_proj(x)), "kv_heads")
 
     def placed(self, q: jax.Array, k: jax.Array, ctx: Context) -> tuple[jax.Array, jax.Array]:
-        """Queries and keys that know where they stand."""
+        """Queries and keys, normed, that know where they stand."""
+        q, k = self.q_norm(q), self.k_norm(k)
         if self.rope is None:
             return q, k
         return rotated(q, ctx, self.rope), rotated(k, ctx, self.rope)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from flaxen.core.dot import dot
-from flaxen.core.tree import module, param, static, zeros_param
+from flaxen.core.tree import module, param, static
 
 
 @module
@@ -110,6 +110,23 @@ class NormalisedCorrectedRouter(CorrectedRouter):
 
 
 @module
+class CorrectedSoftmaxRouter(Router):
+    """Softmax over all experts; chosen by that plus a correction that is no part of the weights,
+    which are scaled to sum to one, or less where they sum to less than `least` (ERNIE).
+    """
+
+    e_score_correction_bias: Any
+    least: static[float]
+
+    def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        scores = jax.nn.softmax(self.logits(x))
+        ranked = scores + self.e_score_correction_bias.astype(scores.dtype)
+        chosen = jax.lax.top_k(ranked, self.k)[1]
+        weights = jnp.take_along_axis(scores, chosen, -1)
+        return weights / jnp.maximum(weights.sum(-1, keepdims=True), self.least), chosen
+
+
+@module
 class SparseMixer(Router):
     """One expert after another: each is the largest of those that are left, weighed by a softmax
     over those that are not much smaller (SparseMixer, arXiv 2409.12136, as it runs outside of
@@ -154,7 +171,3 @@ def router(embed: int, experts: int, k: int, *, normalised: bool) -> Router:
 def routed(kind: type[Router], embed: int, experts: int, k: int, **slots: Any) -> Any:
     """A router of a kind, by size; `slots` are its other fields."""
     return kind(weight=param(experts=experts, embed=embed), k=k, **slots)
-
-
-def correction(experts: int) -> Any:
-    return zeros_param(experts=experts)
