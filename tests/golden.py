@@ -52,6 +52,16 @@ class Case:
         return {**names, **self.about["config_kwargs"]}
 
     @property
+    def positioned(self) -> np.ndarray:
+        """Logits of the padded ids at given positions, if this model looks at these."""
+        return self.arrays["logits_pos" if "logits_pos" in self.arrays else "logits"]
+
+    @property
+    def bound(self) -> float:
+        """The largest error of a logit (tests/data/golden/README.md)."""
+        return 2e-4 if self.name == "qwen3_next" else 5e-5
+
+    @property
     def grad_norms(self) -> dict[str, float]:
         return dict(self.about["grad_norms"])
 
@@ -113,7 +123,7 @@ def logits_loss_and_gradients(case: Case, model: Any) -> tuple[np.ndarray, np.nd
     def run(model: Any) -> Any:
         def loss(model: Any) -> Any:
             ids, mask, labels = x["input_ids"], x["attention_mask"], x["labels"]
-            out = model(ids, mask, x["position_ids"], labels=labels)
+            out = model(ids, mask, x.get("position_ids"), labels=labels)
             return out.loss, out.logits
 
         return jax.value_and_grad(loss, has_aux=True)(model)

@@ -20,6 +20,7 @@ FILES = {
     "qwen3_moe": "qwen",
     "gpt2": "gpt",
     "gemma3_text": "gemma",
+    "mamba": "mamba",
 }
 """Which file holds a model type; only that file is imported."""
 
