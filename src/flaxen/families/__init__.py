@@ -21,6 +21,11 @@ FILES = {
     "gpt2": "gpt",
     "gemma3_text": "gemma",
     "mamba": "mamba",
+    "mamba2": "mamba",
+    "falcon_mamba": "mamba",
+    "lfm2": "lfm",
+    "jamba": "jamba",
+    "qwen3_next": "qwen_next",
 }
 """Which file holds a model type; only that file is imported."""
 

@@ -9,7 +9,9 @@ from flaxen.convert.relation import Join
 from flaxen.convert.transforms import WeightRenaming
 from flaxen.families.common import decoder
 from flaxen.families.family import Family, family
+from flaxen.layers.gated_norm import UnitNorm, gate_then_norm
 from flaxen.layers.mamba import Mamba, mamba
+from flaxen.layers.mamba2 import Mamba2, mamba2
 from flaxen.layers.mixer_block import MixerBlock
 from flaxen.layers.norm import RMSNorm, rms_norm
 from flaxen.models.decoder import LayersOnly
@@ -17,14 +19,26 @@ from flaxen.models.decoder import LayersOnly
 FAMILIES: dict[str, Family] = {}
 
 
-def joined(inside: str) -> dict[str, Join]:
-    """Where a Mamba mixer called `inside` keeps its projections."""
-    ours = inside
+def joined(ours: str, theirs: str) -> dict[str, Join]:
+    """Where the file keeps the projections of a Mamba mixer, called `theirs` there."""
     return {
-        "in": Join(f"{inside}.in_proj", f"{{{ours}.in_x: mlp | {ours}.in_z: mlp}} embed"),
+        "in": Join(f"{theirs}.in_proj", f"{{{ours}.in_x: mlp | {ours}.in_z: mlp}} embed"),
         "x": Join(
-            f"{inside}.x_proj", f"{{{ours}.x_dt: rank | {ours}.x_b: state | {ours}.x_c: state}} mlp"
+            f"{theirs}.x_proj", f"{{{ours}.x_dt: rank | {ours}.x_b: state | {ours}.x_c: state}} mlp"
         ),
+    }
+
+
+def joined2(ours: str, theirs: str) -> dict[str, Join]:
+    """The same of a Mamba 2 mixer."""
+    of = lambda kind: (
+        f"{ours}.{kind}_x: heads head_dim | {ours}.{kind}_b: kv_heads state"
+        f" | {ours}.{kind}_c: kv_heads state"
+    )
+    inner = f"{ours}.in_z: heads head_dim | {of('in')} | {ours}.in_dt: heads"
+    return {
+        "in": Join(f"{theirs}.in_proj", f"{{{inner}}} embed"),
+        "conv": Join(f"{theirs}.conv1d", f"{{{of('conv')}}} 1 kernel"),
     }
 
 
@@ -33,6 +47,7 @@ BACKBONE = {
     "embed_tokens": "backbone.embeddings",
     "norm": "backbone.norm_f",
     "input_layernorm": "norm",
+    "gate_norm": "norm",
 }
 
 RENAMED = (WeightRenaming(r"^backbone\.embedding\.", "backbone.embeddings."),)
@@ -85,6 +100,41 @@ def backbone(c: Any, block: Callable[[Any, int], MixerBlock]) -> LayersOnly:
     return LayersOnly(**vars(decoder(c, block, norm)))
 
 
-@family(FAMILIES, "mamba", BACKBONE | joined("mixer"), RENAMED, base_prefix="backbone")
+@family(FAMILIES, "mamba", BACKBONE | joined("mixer", "mixer"), RENAMED, base_prefix="backbone")
 def mamba1(c: Any) -> LayersOnly:
     return backbone(c, block)
+
+
+def mixer2(c: Any) -> Mamba2:
+    # How long its pieces are, and a rank that nothing has.
+    unused(c, "chunk_size", "time_step_rank", "expand")
+    return mamba2(
+        gate_then_norm(c.layer_norm_epsilon, c.num_heads, c.head_dim, c.n_groups),
+        embed=c.hidden_size,
+        groups=c.n_groups,
+        state=c.state_size,
+        kernel=c.conv_kernel,
+        act=c.hidden_act,
+        bias=c.use_bias,
+        conv_bias=c.use_conv_bias,
+        limit=tuple(float(x) for x in c.time_step_limit),
+    )
+
+
+def block2(c: Any, i: int) -> MixerBlock:
+    return MixerBlock(mixer=mixer2(c), input_layernorm=norm(c))
+
+
+@family(FAMILIES, "mamba2", BACKBONE | joined2("mixer", "mixer"), RENAMED, base_prefix="backbone")
+def mamba_2(c: Any) -> LayersOnly:
+    return backbone(c, block2)
+
+
+def falcon_block(c: Any, i: int) -> MixerBlock:
+    norms = {name: UnitNorm(eps=c.mixer_rms_eps) for name in ("dt_norm", "b_norm", "c_norm")}
+    return MixerBlock(mixer=mixer(c, **norms), input_layernorm=norm(c))
+
+
+@family(FAMILIES, "falcon_mamba", BACKBONE | joined("mixer", "mixer"), base_prefix="backbone")
+def falcon_mamba(c: Any) -> LayersOnly:
+    return backbone(c, falcon_block)
