@@ -15,7 +15,8 @@ from flaxen.core.tree import is_param
 from flaxen.layers.chunked_mlp import feed_forward
 from flaxen.layers.context import Context
 from flaxen.layers.mlp import gated_mlp
-from flaxen.layers.moe import moe, router
+from flaxen.layers.moe import moe
+from flaxen.layers.routers import router
 from flaxen.layers.runtime import MLPSettings, Runtime
 from flaxen.shard import Placement, make_mesh, plan_named
 

@@ -11,7 +11,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from flaxen.core.errors import ConfigError
 from flaxen.core.platform import compiling_for
 from flaxen.layers.grouped import grouped_dot
-from flaxen.layers.moe import Experts, NormalisedRouter, Projections, Router
+from flaxen.layers.moe import Experts, Projections
+from flaxen.layers.routers import NormalisedRouter, Router
 from flaxen.layers.runtime import PLAIN, Runtime
 from flaxen.quantize import Rounding, rounded
 from flaxen.shard import Placement, Plan, make_mesh

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from flaxen.attention import Scene
 from flaxen.cache.codec import Codec, width
 from flaxen.cache.layout import KeysValues, Layout, NewTokens, cut_keys, put
 from flaxen.core.tree import module, static
@@ -55,6 +56,18 @@ class Latent(Layout):
             rope=write_run(self.rope, self.codec.encode(rope), at, axes),
             codec=self.codec,
         )
+
+    def remember(
+        self, latent: jax.Array, rope: jax.Array, at: NewTokens, scene: Scene
+    ) -> tuple[Latent, jax.Array, jax.Array]:
+        """Store new vectors; give the cache, and what their queries may look at: always what is
+        stored.
+        """
+        cache = self.append(latent, rope, at)
+        if scene.aligned:
+            return cache, self.stored(latent), self.stored(rope)
+        every, keys = cache.keys()
+        return cache, every.astype(latent.dtype), keys.astype(latent.dtype)
 
     def keys(self) -> tuple[jax.Array, jax.Array]:
         """All vectors, (B, S, R) and (B, S, H)."""

@@ -90,7 +90,16 @@ def keys_and_values(
 
 
 def latents(order: Order, rank: int, head_dim: int) -> Latent:
-    """The memory of multi-head latent attention: `rank` channels, and a key of `head_dim`."""
+    """The memory of multi-head latent attention: `rank` channels, and a key of `head_dim`.
+
+    Raises:
+        CacheError: for pages, which this layout does not have.
+    """
+    if order.settings.layout == "paged":
+        raise CacheError(
+            "Latent attention has no pages: what it remembers of a token is small. "
+            "Use layout='auto' for this model."
+        )
     latent, rope = (
         order.vectors((order.batch, order.length, size), ("batch", "keys", "head_dim"))
         for size in (rank, head_dim)

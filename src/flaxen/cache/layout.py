@@ -53,6 +53,10 @@ class Layout:
         """The same content with room for `more` slots (or pages)."""
         return self
 
+    def stored(self, x: jax.Array) -> jax.Array:
+        """What is left of vectors once they are stored."""
+        return self.codec.decode(self.codec.encode(x), x.dtype)
+
 
 @module
 class KeysValues(Layout):
@@ -98,10 +102,6 @@ class KeysValues(Layout):
         if scene.aligned:
             return cache, self.stored(k), self.stored(v), scene
         return cache, *cache.read(at, k.dtype), cache.seen(scene, at)
-
-    def stored(self, x: jax.Array) -> jax.Array:
-        """What is left of vectors once they are stored."""
-        return self.codec.decode(self.codec.encode(x), x.dtype)
 
 
 def put(

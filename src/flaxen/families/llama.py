@@ -1,4 +1,4 @@
-"""Llama, Mistral and Mixtral (a mixture of experts)."""
+"""Llama, Mistral, SmolLM 3 (some layers do not rotate) and Mixtral (a mixture of experts)."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from typing import Any
 
 from flaxen.attention import Mask
 from flaxen.convert.transforms import WeightRenaming
-from flaxen.families.common import LLAMA, MOE, decoder, packed, self_attn, with_attention
+from flaxen.families.common import LLAMA, MOE, decoder, packed, rotary, self_attn, with_attention
 from flaxen.families.family import Family, family
 from flaxen.layers.attention import Attention
-from flaxen.layers.moe import MoE, moe, router
+from flaxen.layers.moe import MoE, moe
+from flaxen.layers.routers import router
 from flaxen.models.decoder import Decoder
 
 FAMILIES: dict[str, Family] = {}
@@ -27,6 +28,18 @@ def windowed_attn(c: Any, i: int) -> Attention:
 @family(FAMILIES, "mistral", LLAMA)
 def mistral(c: Any) -> Decoder:
     return decoder(c, with_attention(windowed_attn))
+
+
+def some_rotate(c: Any, i: int) -> Attention:
+    """Where `no_rope_layers` says 1, despite its name."""
+    return self_attn(c, i, rope=rotary(c) if c.no_rope_layers[i] else None)
+
+
+@family(FAMILIES, "smollm3", LLAMA)
+def smollm3(c: Any) -> Decoder:
+    # The config class has made the list of it.
+    c.get("no_rope_layer_interval")
+    return decoder(c, with_attention(some_rotate))
 
 
 MIXTRAL = MOE | {

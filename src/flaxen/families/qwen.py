@@ -21,7 +21,8 @@ from flaxen.families.common import (
 from flaxen.families.family import Family, family
 from flaxen.layers.attention import Attention
 from flaxen.layers.mlp import GatedMLP, gated_mlp
-from flaxen.layers.moe import MoE, moe, router, shared_expert
+from flaxen.layers.moe import MoE, moe, shared_expert
+from flaxen.layers.routers import router
 from flaxen.models.decoder import Decoder
 
 FAMILIES: dict[str, Family] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -18,49 +19,37 @@ from flaxen.layers.norm import Identity
 from flaxen.layers.rope import Rope, rotate
 
 
-@module
-class Attention:
-    """q_norm and k_norm work on single heads, before the rotation. sinks: (heads,), a weight;
-    slopes: ALiBi, one for each head; dropout: how much is dropped where the context has a key.
-    """
+class Attends:
+    """What looks at other tokens: a rope, a mask, and its attention as a description."""
 
-    q_proj: Linear
-    k_proj: Linear
-    v_proj: Linear
     o_proj: Linear
-    q_norm: Any = Identity()
-    k_norm: Any = Identity()
-    sinks: Any = None
-    rope: static[Rope | None] = None
-    mask: static[Mask] = Mask()
+    rope: static[Rope | None]
+    mask: static[Mask]
     scale: static[float]
+    dropout: static[float]
+    sinks: Any = None
     softcap: static[float | None] = None
     slopes: static[tuple[float, ...] | None] = None
-    dropout: static[float] = 0.0
 
-    def __call__(
-        self, x: jax.Array, ctx: Context, cache: KeysValues | None = None
-    ) -> tuple[jax.Array, KeysValues | None]:
-        """x (B, T, D) -> (B, T, D), and the cache with the new keys in it."""
-        q, k, v = self.projected(x, ctx)
-        if cache is not None and ctx.at is not None:
-            cache, k, v, scene = cache.remember(k, v, ctx.at, ctx.scene)
-            ctx = dataclasses.replace(ctx, scene=scene)
-        call = self.call(q, k, v, ctx)
-        y = choose(call).attend(q, k, v, call, ctx.scene, self.extras(ctx))
-        y = ctx.runtime.constrain(y, "batch", "seq", "heads", "head_dim")
-        return self.o_proj(y), cache
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """Heads, key heads, channels of a key and of a value, as whole sequences have them."""
+        raise NotImplementedError
+
+    @property
+    def remembers(self) -> int:
+        """How many numbers a token leaves behind in a cache, in all stacked layers together."""
+        raise NotImplementedError
 
     def projected(self, x: jax.Array, ctx: Context) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Queries, keys and values of x, normed and rotated: (B, T, N or K, H)."""
-        lay = lambda y, heads: ctx.runtime.constrain(y, "batch", "seq", heads, "head_dim")
-        q = lay(self.q_norm(self.q_proj(x)), "heads")
-        k = lay(self.k_norm(self.k_proj(x)), "kv_heads")
-        v = lay(self.v_proj(x), "kv_heads")
-        if self.rope is not None:
-            cos, sin = ctx.rotation(self.rope)
-            q, k = (rotate(y, cos, sin, self.rope.interleaved) for y in (q, k))
-        return q, k, v
+        raise NotImplementedError
+
+    def attend(self, q: jax.Array, k: jax.Array, v: jax.Array, ctx: Context) -> jax.Array:
+        """What the queries take of the values, (B, T, N, H), by the mechanism that suits best."""
+        call = self.call(q, k, v, ctx)
+        y = choose(call).attend(q, k, v, call, ctx.scene, self.extras(ctx))
+        return ctx.runtime.constrain(y, "batch", "seq", "heads", "head_dim")
 
     def weights(self, x: jax.Array, ctx: Context) -> jax.Array:
         """What each query head looks at, (B, N, T, T), whatever the mechanism."""
@@ -72,13 +61,6 @@ class Attention:
         slopes = None if self.slopes is None else jnp.array(self.slopes, jnp.float32)
         key = ctx.dropout_key if self.dropout else None
         return Extras(slopes=slopes, sinks=self.sinks, dropout_key=key)
-
-    def cache(self, order: Order) -> KeysValues:
-        """The shapes of what this layer remembers."""
-        k, v = (x.weight.shape for x in (self.k_proj, self.v_proj))
-        mask = self.mask
-        window = None if mask.prefix else mask.window or mask.chunk
-        return keys_and_values(order, k[-3], k[-2], v[-2], window)
 
     def call(self, q: jax.Array, k: jax.Array, v: jax.Array, ctx: Context) -> Call:
         """This layer's attention as a description."""
@@ -103,6 +85,74 @@ class Attention:
             placement=ctx.runtime.placement,
             settings=ctx.runtime.attention,
         )
+
+
+@module
+class Attention(Attends):
+    """q_norm, k_norm and v_norm see (B, T, heads, H), before the rotation. sinks: (heads,), a
+    weight; slopes: ALiBi, one for each head; dropout: how much is dropped where the context has a
+    key.
+    """
+
+    q_proj: Linear
+    k_proj: Linear
+    v_proj: Linear
+    o_proj: Linear
+    q_norm: Any = Identity()
+    k_norm: Any = Identity()
+    v_norm: Any = Identity()
+    sinks: Any = None
+    rope: static[Rope | None] = None
+    mask: static[Mask] = Mask()
+    scale: static[float]
+    softcap: static[float | None] = None
+    slopes: static[tuple[float, ...] | None] = None
+    dropout: static[float] = 0.0
+
+    def __call__(
+        self, x: jax.Array, ctx: Context, cache: KeysValues | None = None
+    ) -> tuple[jax.Array, KeysValues | None]:
+        """x (B, T, D) -> (B, T, D), and the cache with the new keys in it."""
+        q, k, v = self.projected(x, ctx)
+        if cache is not None and ctx.at is not None:
+            cache, k, v, scene = cache.remember(k, v, ctx.at, ctx.scene)
+            ctx = dataclasses.replace(ctx, scene=scene)
+        return self.o_proj(self.attend(q, k, v, ctx)), cache
+
+    def projected(self, x: jax.Array, ctx: Context) -> tuple[jax.Array, jax.Array, jax.Array]:
+        lay = lambda y, heads: ctx.runtime.constrain(y, "batch", "seq", heads, "head_dim")
+        q = lay(self.q_norm(self.q_proj(x)), "heads")
+        k = lay(self.k_norm(self.k_proj(x)), "kv_heads")
+        v = lay(self.v_norm(self.v_proj(x)), "kv_heads")
+        return *self.placed(q, k, ctx), v
+
+    def placed(self, q: jax.Array, k: jax.Array, ctx: Context) -> tuple[jax.Array, jax.Array]:
+        """Queries and keys that know where they stand."""
+        if self.rope is None:
+            return q, k
+        return rotated(q, ctx, self.rope), rotated(k, ctx, self.rope)
+
+    def cache(self, order: Order) -> KeysValues:
+        """The shapes of what this layer remembers."""
+        _, heads, head_dim, v_head_dim = self.sizes
+        mask = self.mask
+        window = None if mask.prefix else mask.window or mask.chunk
+        return keys_and_values(order, heads, head_dim, v_head_dim, window)
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        q, k, v = (p.weight.shape for p in (self.q_proj, self.k_proj, self.v_proj))
+        return q[-3], k[-3], k[-2], v[-2]
+
+    @property
+    def remembers(self) -> int:
+        return sum(math.prod(p.weight.shape[:-1]) for p in (self.k_proj, self.v_proj))
+
+
+def rotated(x: jax.Array, ctx: Context, rope: Rope) -> jax.Array:
+    """x (B, T, heads, H), turned by where its tokens stand."""
+    cos, sin = ctx.rotation(rope)
+    return rotate(x, cos, sin, rope.interleaved)
 
 
 def attention(

@@ -5,16 +5,15 @@ Letters: N tokens, k experts of a token, D embed.
 
 from __future__ import annotations
 
-from functools import partial
+import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from flaxen.core.dot import dot
 from flaxen.core.errors import ConfigError
-from flaxen.core.tree import module, param, static
+from flaxen.core.tree import module, param, static, zeros_param
 from flaxen.layers.context import Context
 from flaxen.layers.grouped import grouped_dot
 from flaxen.layers.linear import Linear
@@ -25,41 +24,23 @@ from flaxen.shard.specs import mesh_axes, ways
 
 
 @module
-class Router:
-    """Softmax over all experts in float32; the `k` largest are a token's weights."""
-
-    weight: Any
-    k: static[int]
-
-    def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """x (B, T, D) -> weights (B, T, k) float32 and which experts, (B, T, k)."""
-        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-        return jax.lax.top_k(jax.nn.softmax(dot(wide, self.weight)), self.k)
-
-
-@module
-class NormalisedRouter(Router):
-    """The same; a token's weights are scaled to sum to one."""
-
-    def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        weights, chosen = Router.__call__(self, x)
-        return weights / weights.sum(-1, keepdims=True), chosen
-
-
-@module
 class Projections:
-    """One projection for each expert: weight (experts, out, in)."""
+    """One projection for each expert: weight (experts, out, in), bias (experts, out) or None."""
 
     weight: Any
+    bias: Any = None
 
     def __call__(self, x: jax.Array, sizes: jax.Array) -> jax.Array:
         """x (rows, in), expert by expert, `sizes` rows of each -> (rows, out)."""
-        return grouped_dot(x, self.weight, sizes).astype(x.dtype)
+        y = grouped_dot(x, self.weight, sizes)
+        if self.bias is not None:
+            y = y + jnp.repeat(self.bias, sizes, axis=0, total_repeat_length=len(x))
+        return y.astype(x.dtype)
 
 
 @module
 class Experts:
-    """down(act(gate(x)) * up(x)) for each expert.
+    """down(act(gate(x)) * up(x)) for each expert; a token's results are weighed and summed.
 
     On a mesh, experts are computed where they live: each device sends its tokens through the
     experts (and the part of `mlp`) that it holds, and the results are summed.
@@ -84,15 +65,51 @@ class Experts:
         where = jnp.where((chosen >= 0) & (chosen < count), chosen, count).reshape(-1)
         order = jnp.argsort(where)
         sizes = jnp.bincount(where, length=count + 1)[:count]
-        y = self._each(x.reshape(-1, x.shape[-1])[order // k], sizes)
-        y = y[jnp.argsort(order)].reshape(-1, k, x.shape[-1])
-        ours = (where < count).reshape(-1, k, 1)
-        y = jnp.where(ours, y, 0) * weights.reshape(-1, k, 1)
-        return y.sum(1).reshape(x.shape)
+        rows, weights = x.reshape(-1, x.shape[-1])[order // k], weights.reshape(-1, 1)
+        rows = self.entering(rows, weights[order])
+        y = self.down_proj(
+            self.inner(self.gate_proj(rows, sizes), self.up_proj(rows, sizes)), sizes
+        )
+        ours = (where < count)[:, None]
+        y = self.leaving(jnp.where(ours, y[jnp.argsort(order)], 0), weights)
+        return y.reshape(-1, k, x.shape[-1]).sum(1).reshape(x.shape)
 
-    def _each(self, x: jax.Array, sizes: jax.Array) -> jax.Array:
-        inner = ACTIVATIONS[self.act](self.gate_proj(x, sizes)) * self.up_proj(x, sizes)
-        return self.down_proj(inner, sizes)
+    def inner(self, gate: jax.Array, up: jax.Array) -> jax.Array:
+        """What the last projection is given, (rows, F)."""
+        return ACTIVATIONS[self.act](gate) * up
+
+    def entering(self, x: jax.Array, weights: jax.Array) -> jax.Array:
+        """What experts are given of tokens (rows, D) with these weights (rows, 1)."""
+        return x
+
+    def leaving(self, y: jax.Array, weights: jax.Array) -> jax.Array:
+        """What is summed of the experts' results (rows, D)."""
+        return y * weights
+
+
+@module
+class ClippedExperts(Experts):
+    """down(gate * sigmoid(alpha * gate) * (up + 1)), gate and up clipped at `limit` (GPT-OSS)."""
+
+    alpha: static[float]
+    limit: static[float]
+
+    def inner(self, gate: jax.Array, up: jax.Array) -> jax.Array:
+        gate = jnp.minimum(gate, self.limit)
+        return (
+            gate * jax.nn.sigmoid(self.alpha * gate) * (jnp.clip(up, -self.limit, self.limit) + 1)
+        )
+
+
+@module
+class WeighedInputExperts(Experts):
+    """A token's weight is put on what its experts are given, not on their results (Llama 4)."""
+
+    def entering(self, x: jax.Array, weights: jax.Array) -> jax.Array:
+        return x * weights.astype(x.dtype)
+
+    def leaving(self, y: jax.Array, weights: jax.Array) -> jax.Array:
+        return y
 
 
 def _where_experts_live(
@@ -104,16 +121,16 @@ def _where_experts_live(
     rows = placement.activation_spec(x.shape, ("batch", "seq", "embed"))[:2]
     tokens = P(*(tuple(a for a in mesh_axes(r) if a not in e + f) or None for r in rows))
     inner, outer = P(*cut, None), P(cut[0], None, cut[1])
-    where = Experts(
+    where = dataclasses.replace(
+        experts,
         gate_proj=_specs(experts.gate_proj, inner, placement),
         up_proj=_specs(experts.up_proj, inner, placement),
         down_proj=_specs(experts.down_proj, outer, placement),
-        act=experts.act,
     )
 
     def here(experts: Experts, x: jax.Array, weights: jax.Array, chosen: jax.Array) -> jax.Array:
         first = jax.lax.axis_index(e) * (count // ways(placement.mesh, e)) if e else 0
-        y = experts._mix(x, weights, chosen - first)
+        y = _biased_once(experts, f)._mix(x, weights, chosen - first)
         return (jax.lax.psum(y, e + f) if e + f else y).astype(x.dtype)
 
     run = jax.shard_map(
@@ -146,7 +163,19 @@ def _specs(projections: Projections, spec: P, placement: Placement) -> Projectio
                 )
         return P(*(cut if n > 1 else None for n, cut in zip(x.shape, spec, strict=True)))
 
-    return Projections(weight=jax.tree.map(part, projections.weight))
+    return Projections(
+        weight=jax.tree.map(part, projections.weight),
+        bias=None if projections.bias is None else P(*spec[:2]),
+    )
+
+
+def _biased_once(experts: Experts, axes: tuple[str, ...]) -> Experts:
+    """Each part of the inner width gives a part of the result, and one of them adds the bias."""
+    down = experts.down_proj
+    if down.bias is None or not axes:
+        return experts
+    bias = jnp.where(jax.lax.axis_index(axes) == 0, down.bias, 0)
+    return dataclasses.replace(experts, down_proj=Projections(weight=down.weight, bias=bias))
 
 
 @module
@@ -179,27 +208,31 @@ class MoE:
         return y if self.shared is None else y + self.shared(x, ctx)
 
 
-def router(embed: int, experts: int, k: int, *, normalised: bool) -> Router:
-    """Which of the two routers, by size."""
-    kind = NormalisedRouter if normalised else Router
-    return kind(weight=param(experts=experts, embed=embed), k=k)
-
-
-def moe(gate: Router, mlp: int, act: str, shared: Any = None) -> MoE:
+def moe(
+    gate: Any,
+    mlp: int,
+    act: str,
+    shared: Any = None,
+    *,
+    bias: bool = False,
+    kind: type[Experts] = Experts,
+    **slots: Any,
+) -> MoE:
     """A mixture behind a router, with `mlp` inner channels in each expert.
 
-    The file has one tensor for each expert: `experts` stands in its name, not in its shape.
+    The file has one tensor for each expert: `experts` stands in its name, not in its shape. `slots`
+    are the other fields of the `kind` of experts.
     """
     ACTIVATIONS[act]
-    E, D, F = gate.weight.axes["experts"], gate.weight.axes["embed"], mlp
-    inner = partial(param, "mlp embed", experts=E, mlp=F, embed=D)
-    return MoE(
-        gate=gate,
-        experts=Experts(
-            gate_proj=Projections(weight=inner()),
-            up_proj=Projections(weight=inner()),
-            down_proj=Projections(weight=param("embed mlp", experts=E, embed=D, mlp=F)),
-            act=act,
-        ),
-        shared=shared,
-    )
+    E, D = {"experts": gate.weight.axes["experts"]}, {"embed": gate.weight.axes["embed"]}
+    F = {"mlp": mlp}
+
+    def each(src: dict[str, int], dst: dict[str, int]) -> Projections:
+        layout = " ".join([*dst, *src])
+        return Projections(
+            weight=param(layout, **E, **dst, **src),
+            bias=zeros_param(*dst, **E, **dst) if bias else None,
+        )
+
+    experts = kind(gate_proj=each(D, F), up_proj=each(D, F), down_proj=each(F, D), act=act, **slots)
+    return MoE(gate=gate, experts=experts, shared=shared)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flaxen.attention import Scene
 from flaxen.cache import Cache
 from flaxen.core.tree import walk
-from flaxen.layers.attention import Attention
+from flaxen.layers.attention import Attends
 from flaxen.layers.context import Context
 from flaxen.layers.cross_entropy import IGNORED
 from flaxen.layers.runtime import Runtime
@@ -74,7 +74,7 @@ def chunk_slots(
 
 def _has(decoder: Decoder, limit: str) -> bool:
     """Whether some layer's mask has a `window` or `chunk`."""
-    found = (m.mask for m in walk(decoder) if isinstance(m, Attention))
+    found = (m.mask for m in walk(decoder) if isinstance(m, Attends))
     return any(getattr(mask, limit) for mask in found)
 
 

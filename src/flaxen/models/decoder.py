@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flaxen.attention import Scene
 from flaxen.cache import Cache, NewTokens, Order, described, empty
 from flaxen.core.tree import module, static, walk
-from flaxen.layers.attention import Attention
+from flaxen.layers.attention import Attends
 from flaxen.layers.context import Context
 from flaxen.layers.cross_entropy import linear_cross_entropy, only_tokens
 from flaxen.layers.dropout import dropout
@@ -32,6 +32,7 @@ class Decoder:
     embed_positions: PositionTable | None = None
     lm_head: Linear | None = None
     logit_softcap: static[float | None] = None
+    logit_scale: static[float] = 1.0
     dropout: static[float] = 0.0
 
     def context(
@@ -43,7 +44,7 @@ class Decoder:
         dropout_key: jax.Array | None = None,
     ) -> Context:
         """What the layers look at, with each distinct rope's tables computed once."""
-        attentions = (m for m in walk(self.layers) if isinstance(m, Attention))
+        attentions = (m for m in walk(self.layers) if isinstance(m, Attends))
         ropes = tuple(dict.fromkeys(a.rope for a in attentions if a.rope is not None))
         return Context(
             positions=positions,
@@ -93,6 +94,7 @@ class Decoder:
         with runtime.products():
             y = self.lm_head(x) if self.lm_head is not None else self.embed_tokens.attend(x)
         y = runtime.constrain(y, *("batch", "seq")[: y.ndim - 1], "vocab")
+        y = y if self.logit_scale == 1.0 else y * jnp.asarray(self.logit_scale, y.dtype)
         y = self.logit_softcap * jnp.tanh(y / self.logit_softcap) if self.logit_softcap else y
         vocab = self.embed_tokens.vocab
         return y if vocab is None else only_tokens(y, vocab)
@@ -112,6 +114,7 @@ class Decoder:
                 labels.reshape(-1),
                 bias=None if self.lm_head is None else self.lm_head.bias,
                 softcap=self.logit_softcap,
+                scale=self.logit_scale,
                 vocab=self.embed_tokens.vocab,
             )
 

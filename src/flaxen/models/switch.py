@@ -10,13 +10,13 @@ from jax.core import Tracer
 from flaxen.cache import Cache
 from flaxen.core.errors import CacheError
 from flaxen.core.tree import walk
-from flaxen.layers.attention import Attention
+from flaxen.layers.attention import Attends
 from flaxen.shard import on_host
 
 
 def switch(decoder: Any) -> int | None:
     """The number of tokens past which the keys of earlier ones are others, if there is one."""
-    ropes = [m.rope for m in walk(decoder.layers) if isinstance(m, Attention) and m.rope]
+    ropes = [m.rope for m in walk(decoder.layers) if isinstance(m, Attends) and m.rope]
     return min((r.switch for r in ropes if r.switch), default=None)
 
 

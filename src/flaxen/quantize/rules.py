@@ -16,7 +16,8 @@ from flaxen.convert.place import place
 from flaxen.core.errors import ConfigError, did_you_mean
 from flaxen.core.tree import paths, rebuild
 from flaxen.layers.linear import Embedding, Linear
-from flaxen.layers.moe import Projections, Router
+from flaxen.layers.moe import Projections
+from flaxen.layers.routers import Router
 from flaxen.models.fold import Folded, in_body
 from flaxen.quantize.fp8 import KEPT
 from flaxen.quantize.leaf import QuantizedWeight

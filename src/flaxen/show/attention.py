@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 from flaxen.attention import Call, explain
 from flaxen.core.platform import platform
 from flaxen.core.tree import walk
-from flaxen.layers.attention import Attention
+from flaxen.layers.attention import Attends
 from flaxen.layers.runtime import PLAIN, Runtime
 
 
@@ -22,7 +21,7 @@ def attention_choices(
     `queries` = 1 a decode step.
     """
     counts: dict[Call, int] = {}
-    for layer in (m for m in walk(tree) if isinstance(m, Attention)):
+    for layer in (m for m in walk(tree) if isinstance(m, Attends)):
         call = _call(layer, queries, keys, dtype, runtime)
         counts[call] = counts.get(call, 0) + _layers(layer)
     return [
@@ -31,17 +30,17 @@ def attention_choices(
     ]
 
 
-def _call(layer: Attention, queries: int, keys: int, dtype: str, runtime: Runtime) -> Call:
-    heads, head_dim = layer.q_proj.weight.shape[-3:-1]
+def _call(layer: Attends, queries: int, keys: int, dtype: str, runtime: Runtime) -> Call:
+    heads, kv_heads, head_dim, v_head_dim = layer.sizes
     return Call(
         mask=layer.mask,
         scale=layer.scale,
         queries=queries,
         keys=keys,
         heads=heads,
-        kv_heads=layer.k_proj.weight.shape[-3],
+        kv_heads=kv_heads,
         head_dim=head_dim,
-        v_head_dim=layer.v_proj.weight.shape[-2],
+        v_head_dim=v_head_dim,
         dtype=dtype,
         platform=platform(),
         aligned=queries == keys,
@@ -59,12 +58,12 @@ def _facts(call: Call) -> dict[str, Any]:
     return facts | {"mesh": mesh}
 
 
-def _layers(layer: Attention) -> int:
+def _layers(layer: Attends) -> int:
     """How many layers a (stacked) attention stands for."""
-    return layer.q_proj.weight.shape[0] if len(layer.q_proj.weight.shape) == 4 else 1
+    return layer.o_proj.weight.shape[0] if len(layer.o_proj.weight.shape) == 4 else 1
 
 
 def cache_bytes_per_token(tree: Any, itemsize: int) -> int:
-    """Bytes of keys and values that one more token of one row takes, in all layers together."""
-    layers = (m for m in walk(tree) if isinstance(m, Attention))
-    return sum(2 * math.prod(a.k_proj.weight.shape[:-1]) * itemsize for a in layers)
+    """Bytes that one more token of one row takes, in all layers together."""
+    layers = (m for m in walk(tree) if isinstance(m, Attends))
+    return sum(a.remembers * itemsize for a in layers)
