@@ -19,10 +19,13 @@ from flaxen.models.decoder import Decoder
 FAMILIES: dict[str, Family] = {}
 
 
-def decoder(c: Any, ffn: Callable[[Any, int], Any]) -> Decoder:
-    def attn(c: Any, i: int) -> Any:
-        return self_attn(c, i, scale=c.attention_multiplier)
+def attn(c: Any, i: int) -> Any:
+    return self_attn(c, i, scale=c.attention_multiplier)
 
+
+def decoder(
+    c: Any, ffn: Callable[[Any, int], Any], attn: Callable[[Any, int], Any] = attn
+) -> Decoder:
     def block(c: Any, i: int) -> Block:
         smaller = Scaled(factor=float(c.residual_multiplier))
         return dataclasses.replace(

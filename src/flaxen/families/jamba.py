@@ -11,8 +11,9 @@ from flaxen.families.family import Family, family
 from flaxen.families.mamba import joined
 from flaxen.layers.mamba import mamba
 from flaxen.layers.mlp import GatedMLP
-from flaxen.layers.moe import MoE, moe, router
+from flaxen.layers.moe import MoE, moe
 from flaxen.layers.norm import rms_norm
+from flaxen.layers.routers import router
 from flaxen.models.decoder import Decoder
 
 FAMILIES: dict[str, Family] = {}

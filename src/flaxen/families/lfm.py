@@ -1,16 +1,22 @@
-"""LFM 2: short gated convolutions, with full attention in some layers."""
+"""LFM 2: short gated convolutions, with full attention in some layers; the MoE has a mixture of
+experts behind its first layers.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from flaxen.convert.relation import Join
-from flaxen.families.common import decoder, head_dim, self_attn
+from flaxen.families.common import decoder, head_dim, packed, self_attn
 from flaxen.families.family import Family, family
 from flaxen.layers.block import Block
 from flaxen.layers.gated_conv import gated_conv
 from flaxen.layers.mlp import GatedMLP, gated_mlp
+from flaxen.layers.moe import MoE, moe
 from flaxen.layers.norm import RMSNorm, rms_norm
+from flaxen.layers.sigmoid_router import sigmoid_router
 from flaxen.models.decoder import Decoder
 
 FAMILIES: dict[str, Family] = {}
@@ -60,10 +66,10 @@ def dense(c: Any, i: int) -> GatedMLP:
     return gated_mlp(c.hidden_size, width(c), "silu")
 
 
-def block(c: Any, i: int) -> Block:
+def block(c: Any, i: int, ffn: Callable[[Any, int], Any] = dense) -> Block:
     return Block(
         self_attn=mixer(c, i),
-        mlp=dense(c, i),
+        mlp=ffn(c, i),
         input_layernorm=norm(c),
         pre_feedforward_layernorm=norm(c),
     )
@@ -74,3 +80,29 @@ def lfm2(c: Any) -> Decoder:
     # The config class has made layer_types of it.
     c.get("full_attn_idxs")
     return decoder(c, block, norm)
+
+
+LFM2_MOE = LFM2 | {
+    "mlp.experts": "feed_forward.experts.{experts}",
+    "mlp.gate": "feed_forward.gate",
+    "mlp.gate.expert_bias": "feed_forward.expert_bias",
+}
+
+
+def experts(c: Any, i: int) -> MoE | GatedMLP:
+    if i < c.num_dense_layers:
+        return gated_mlp(c.hidden_size, c.intermediate_size, "silu")
+    gate = sigmoid_router(
+        c.hidden_size,
+        c.num_experts,
+        c.num_experts_per_tok,
+        biased=c.use_expert_bias,
+        normalised=c.norm_topk_prob,
+        scale=float(c.routed_scaling_factor),
+    )
+    return moe(gate, c.moe_intermediate_size, "silu")
+
+
+@family(FAMILIES, "lfm2_moe", LFM2_MOE, packed("feed_forward", "w1", "w3", "w2"))
+def lfm2_moe(c: Any) -> Decoder:
+    return decoder(c, partial(block, ffn=experts), norm)

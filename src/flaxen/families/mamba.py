@@ -9,7 +9,8 @@ from flaxen.convert.relation import Join
 from flaxen.convert.transforms import WeightRenaming
 from flaxen.families.common import decoder
 from flaxen.families.family import Family, family
-from flaxen.layers.gated_norm import UnitNorm, gate_then_norm
+from flaxen.layers.around import PlainRMSNorm
+from flaxen.layers.gated_norm import gate_then_norm
 from flaxen.layers.mamba import Mamba, mamba
 from flaxen.layers.mamba2 import Mamba2, mamba2
 from flaxen.layers.mixer_block import MixerBlock
@@ -131,7 +132,7 @@ def mamba_2(c: Any) -> LayersOnly:
 
 
 def falcon_block(c: Any, i: int) -> MixerBlock:
-    norms = {name: UnitNorm(eps=c.mixer_rms_eps) for name in ("dt_norm", "b_norm", "c_norm")}
+    norms = {name: PlainRMSNorm(eps=c.mixer_rms_eps) for name in ("dt_norm", "b_norm", "c_norm")}
     return MixerBlock(mixer=mixer(c, **norms), input_layernorm=norm(c))
 
 

@@ -1,4 +1,4 @@
-"""RMS norms of recurrent mixers: with a gate, or without a weight."""
+"""RMS norms with a gate, at the end of a recurrent mixer."""
 
 from __future__ import annotations
 
@@ -41,16 +41,6 @@ class NormThenGate:
         """x (..., head_dim) in float32 -> the same shape in `dtype`."""
         y = _unit(x, self.eps).astype(dtype) * self.weight.astype(dtype)
         return (wide(y) * jax.nn.silu(wide(gate))).astype(dtype)
-
-
-@module
-class UnitNorm:
-    """Normalise: there is no weight."""
-
-    eps: static[float]
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return _unit(x, self.eps).astype(x.dtype)
 
 
 def gate_then_norm(eps: float, heads: int, head_dim: int, groups: int = 1) -> GateThenNorm:
