@@ -11,11 +11,11 @@ import golden
 import jax
 import jax.numpy as jnp
 import numpy as np
-from transformers import CONFIG_MAPPING
 
 from flaxen.cache import Cache
 from flaxen.core.tree import is_param, module, paths
 from flaxen.families import find
+from flaxen.families.config import hf_config
 from flaxen.families.family import Reading
 from flaxen.layers.linear import Embedding
 from flaxen.layers.runtime import Runtime
@@ -36,8 +36,7 @@ class Tiny:
 def abstract(name: str) -> Any:
     case = golden.case(name)
     family = find(case.about["model_type"])
-    settings = {k: v for k, v in case.config.items() if k != "model_type"}
-    return family.build(Reading(CONFIG_MAPPING[case.about["model_type"]](**settings)))
+    return family.build(Reading(hf_config(case.config)))
 
 
 @functools.cache

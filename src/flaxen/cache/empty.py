@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -106,13 +107,25 @@ def latents(order: Order, rank: int, head_dim: int) -> Latent:
     return Latent(latent=latent, rope=rope, codec=order.codec)
 
 
-def states(order: Order, conv: tuple[int, int], state: tuple[int, int, int]) -> Recurrent:
-    """A recurrent layer's memory: (C, W) and (N, P, S) for each row."""
+def states(
+    order: Order, conv: Iterable[Mapping[str, int]] = (), state: Mapping[str, int] | None = None
+) -> Recurrent:
+    """A recurrent layer's memory for each row: the axes, by name and size, of the last inputs of
+    each of its convolutions, and of its state.
+    """
+    exact = dataclasses.replace(order, dtype=jnp.float32, settings=_uncoded(order.settings))
+    vectors = lambda order, axes: order.vectors(
+        (order.batch, *axes.values()), ("batch", *axes.keys())
+    )
     return Recurrent(
-        conv=order.vectors((order.batch, *conv), ("batch", "mlp", "kernel")),
-        state=order.vectors((order.batch, *state), ("batch", "heads", "head_dim", "state")),
+        conv=tuple(vectors(order, axes) for axes in conv),
+        state=None if state is None else vectors(exact, state),
         codec=order.codec,
     )
+
+
+def _uncoded(settings: CacheSettings) -> CacheSettings:
+    return dataclasses.replace(settings, codec=None)
 
 
 def described(order: Order, layers: Any) -> Cache:

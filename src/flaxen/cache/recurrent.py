@@ -14,9 +14,12 @@ from flaxen.core.tree import module, static
 
 @module
 class Recurrent(Layout):
-    """conv: (B, C, W) the last inputs of a short convolution; state: (B, N, P, S)."""
+    """conv: (B, channels..., W) the last inputs of each short convolution, as the codec stores
+    them; state: (B, ...) float32 whatever the codec, as each step would round it again, or None
+    for a layer that has no other memory than its convolutions.
+    """
 
-    conv: Any
+    conv: tuple[Any, ...]
     state: Any
     codec: static[Codec]
 
@@ -24,10 +27,13 @@ class Recurrent(Layout):
 
     @property
     def token(self) -> tuple[int, ...]:
-        conv, state = (jax.tree.leaves(x)[0].shape for x in (self.conv, self.state))
-        return (*conv[:-3], conv[-2], width(self.conv), *state[-3:-1], width(self.state))
+        vectors = [*self.conv, *([] if self.state is None else [self.state])]
+        sizes = ((*jax.tree.leaves(x)[0].shape[:-1], width(x)) for x in vectors)
+        return tuple(n for each in sizes for n in each)
 
-    def append(self, conv: jax.Array, state: jax.Array, at: NewTokens) -> Recurrent:
+    def append(
+        self, conv: tuple[jax.Array, ...], state: jax.Array | None, at: NewTokens
+    ) -> Recurrent:
         """Put the states after the new tokens in place of the old ones, which stay, bit by bit,
         in rows that have padding only.
 
@@ -36,15 +42,16 @@ class Recurrent(Layout):
         rows = at.valid.any(1)
 
         def newer(old: jax.Array, new: jax.Array) -> jax.Array:
-            return jnp.where(rows.reshape(-1, *[1] * (old.ndim - 1)), new, old)
+            kept = rows.reshape(-1, *[1] * (old.ndim - 1))
+            return jnp.where(kept, new.astype(old.dtype), old)
 
+        encoded = tuple(self.codec.encode(x) for x in conv)
         return Recurrent(
-            conv=jax.tree.map(newer, self.conv, self.codec.encode(conv)),
-            state=jax.tree.map(newer, self.state, self.codec.encode(state)),
+            conv=jax.tree.map(newer, self.conv, encoded),
+            state=jax.tree.map(newer, self.state, state),
             codec=self.codec,
         )
 
-    def states(self) -> tuple[jax.Array, jax.Array]:
-        """conv and state."""
-        conv, state = (self.codec.decode(x, self.codec.dtype) for x in (self.conv, self.state))
-        return conv, state
+    def states(self) -> tuple[tuple[jax.Array, ...], jax.Array | None]:
+        """conv, in the dtype that they were made for, and state."""
+        return tuple(self.codec.decode(x, self.codec.dtype) for x in self.conv), self.state

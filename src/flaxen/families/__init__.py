@@ -64,6 +64,16 @@ FILES = {
     "gemma": "gemma",
     "gemma2": "gemma",
     "gemma3_text": "gemma",
+    "mamba": "mamba",
+    "mamba2": "mamba",
+    "falcon_mamba": "mamba",
+    "lfm2": "lfm",
+    "lfm2_moe": "lfm",
+    "jamba": "jamba",
+    "bamba": "bamba",
+    "granitemoehybrid": "bamba",
+    "minimax": "minimax",
+    "qwen3_next": "qwen_next",
 }
 """Which file holds a model type; only that file is imported."""
 

@@ -35,6 +35,7 @@ def hf_config(raw: Mapping[str, Any]) -> Any:
     classes = raw.get("architectures") or []
     if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
         raise ConfigError(f"config.json says architectures={classes!r}; expected a list of names.")
+    raw = untagged(raw)
     check_numbers(raw)
     check_counts(raw)
     fields = {k: v for k, v in one_spelling(raw).items() if k != "model_type"}
@@ -50,6 +51,15 @@ def hf_config(raw: Mapping[str, Any]) -> Any:
         ) from error
     check_layers(getattr(config, "rope_parameters", None))
     return config
+
+
+def untagged(value: Any) -> Any:
+    """JSON knows no infinity: `{"__float__": "Infinity"}`, as Transformers writes it, is one."""
+    if isinstance(value, Mapping):
+        if set(value) == {"__float__"}:
+            return float(value["__float__"])
+        return {key: untagged(each) for key, each in value.items()}
+    return [untagged(each) for each in value] if isinstance(value, list) else value
 
 
 def check_numbers(raw: Mapping[str, Any]) -> None:

@@ -135,11 +135,14 @@ def forward(
 def _attentions(
     decoder: Decoder, states: tuple[jax.Array, ...], ctx: Context
 ) -> tuple[jax.Array, ...]:
-    """What each layer looks at, computed again from what it was given."""
+    """What each layer that has attention looks at, computed again from what it was given."""
     layers = unfold(decoder.layers, lambda x, i: x[i])
     with ctx.runtime.products():
-        numbered = enumerate(zip(layers, states[:-1], strict=True))
-        return tuple(layer.attentions(x, ctx.of_layer(i)) for i, (layer, x) in numbered)
+        return tuple(
+            layer.attentions(x, ctx.of_layer(i))
+            for i, (layer, x) in enumerate(zip(layers, states[:-1], strict=True))
+            if hasattr(layer.self_attn, "weights")
+        )
 
 
 @partial(jax.jit, static_argnames=("runtime",))

@@ -67,14 +67,20 @@ class Decoder:
         collect: bool = False,
         extra: jax.Array | None = None,
     ) -> tuple[jax.Array, Any, tuple[jax.Array, ...]]:
-        """ids (B, T) -> normalised hidden states (B, T, D), caches, and if `collect` the residual
-        stream before and after each layer. extra (B, T, D) is added to the embeddings of the ids.
+        """ids (B, T) -> normalised hidden states (B, T, D), caches, and what is `collected` if
+        `collect`. extra (B, T, D) is added to the embeddings of the ids.
         """
         with ctx.runtime.products():
             first = x = self.embedded(ids, ctx, extra)
             x, caches, states = run(self.layers, x, ctx, caches, collect)
             x = self.norm(x)
-        return x, caches, (first, *states[:-1], x) if collect else ()
+        return x, caches, self.collected(first, states, x) if collect else ()
+
+    def collected(
+        self, first: jax.Array, states: list[jax.Array], last: jax.Array
+    ) -> tuple[jax.Array, ...]:
+        """The hidden states that a call gives: before and after each layer, the last normalised."""
+        return first, *states[:-1], last
 
     def embedded(self, ids: jax.Array, ctx: Context, extra: jax.Array | None = None) -> jax.Array:
         """What the first layer is given, in the dtype that is computed in: (B, T, D)."""
@@ -132,3 +138,15 @@ class Decoder:
             return block.self_attn.cache(dataclasses.replace(order, layers=count))
 
         return described(order, for_each(self.layers, one))
+
+
+@module
+class LayersOnly(Decoder):
+    """A decoder whose hidden states are, as in Transformers, the output of each layer, then the
+    last one normalised; the embeddings are not among them.
+    """
+
+    def collected(
+        self, first: jax.Array, states: list[jax.Array], last: jax.Array
+    ) -> tuple[jax.Array, ...]:
+        return *states, last
