@@ -11,12 +11,12 @@ from typing import Any
 from flaxen.convert.formats.checkpoint import Checkpoint
 from flaxen.convert.lazy import LazyTensor
 from flaxen.convert.load import match
-from flaxen.convert.relation import Relation, Row, relate
+from flaxen.convert.relation import Relation, Row, relate, renamer
 from flaxen.convert.report import Report
 from flaxen.convert.transforms import LEGACY, Applied, WeightTransform, renamings, transforms_of
 from flaxen.core.errors import CheckpointError, ConfigError
 from flaxen.families.config import abstract_module, hf_config
-from flaxen.families.family import Family
+from flaxen.families.family import Family, Names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +68,7 @@ def fit(checkpoint: Checkpoint, key_mapping: Mapping[str, str] | None = None) ->
         relation,
         checkpoint,
         _transforms(checkpoint, family, key_mapping),
-        tied=_tied(module, relation),
+        tied=_tied(module, family.names),
         config=config,
         base_prefix=family.base_prefix,
         buffers=family.buffers,
@@ -114,9 +114,9 @@ def _transforms(
     return [*mine, *registered, *family.transforms, *LEGACY]
 
 
-def _tied(module: Any, relation: Relation) -> dict[str, str]:
-    """Hub names of weights that share another's tensor: a head tied to the embeddings."""
-    if module.lm_head is not None:
-        return {}
-    row = next(row for row in relation.table() if row.path == "embed_tokens.weight")
-    return {"lm_head.weight": row.names[0]}
+def _tied(module: Any, names: Names) -> dict[str, str]:
+    """Hub names of weights that share another's tensor, such as a head tied to the embeddings."""
+    rename = renamer({ours: name for ours, name in names.items() if isinstance(name, str)})
+    named = {rename(path): rename(source) for path, source in module.ties().items()}
+    # Some files have one name for both.
+    return {name: source for name, source in named.items() if name != source}

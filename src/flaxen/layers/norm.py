@@ -17,6 +17,11 @@ def _unit(x: jax.Array, eps: float) -> jax.Array:
     return h * jax.lax.rsqrt(jnp.mean(h * h, -1, keepdims=True) + eps)
 
 
+def _centred(x: jax.Array, eps: float) -> jax.Array:
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return _unit(wide - jnp.mean(wide, -1, keepdims=True), eps)
+
+
 @module
 class RMSNorm:
     """Llama's: normalise, cast back, then multiply by the weight."""
@@ -42,16 +47,34 @@ class OffsetRMSNorm:
 
 @module
 class LayerNorm:
-    """Subtract the mean, normalise, weight and shift in float32, cast once."""
+    """Subtract the mean, normalise, weight and shift in float32, cast once. Without weight or bias
+    that step is left out.
+
+    With a weight of (heads, head_dim) each head has its own: x (..., heads, head_dim).
+    """
+
+    weight: Any = None
+    bias: Any = None
+    eps: static[float]
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        h = _centred(x, self.eps)
+        h = h if self.weight is None else h * self.weight.astype(h.dtype)
+        h = h if self.bias is None else h + self.bias.astype(h.dtype)
+        return h.astype(x.dtype)
+
+
+@module
+class OffsetLayerNorm:
+    """Nemotron's LayerNorm: multiply by 1 + weight, which is rounded to the weight's dtype."""
 
     weight: Any
     bias: Any
     eps: static[float]
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-        h = _unit(wide - jnp.mean(wide, -1, keepdims=True), self.eps)
-        return (h * self.weight.astype(h.dtype) + self.bias.astype(h.dtype)).astype(x.dtype)
+        h = _centred(x, self.eps)
+        return (h * (1 + self.weight).astype(h.dtype) + self.bias.astype(h.dtype)).astype(x.dtype)
 
 
 @module
@@ -70,5 +93,10 @@ def offset_rms_norm(eps: float, **axes: int) -> OffsetRMSNorm:
     return OffsetRMSNorm(weight=zeros_param(**axes), eps=eps)
 
 
-def layer_norm(eps: float, **axes: int) -> LayerNorm:
-    return LayerNorm(weight=ones_param(**axes), bias=zeros_param(**axes), eps=eps)
+def layer_norm(eps: float, *, bias: bool = True, layout: str = "", **axes: int) -> LayerNorm:
+    shift = zeros_param(layout, **axes) if bias else None
+    return LayerNorm(weight=ones_param(layout, **axes), bias=shift, eps=eps)
+
+
+def offset_layer_norm(eps: float, **axes: int) -> OffsetLayerNorm:
+    return OffsetLayerNorm(weight=zeros_param(**axes), bias=zeros_param(**axes), eps=eps)

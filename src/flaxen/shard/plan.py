@@ -26,6 +26,10 @@ AXES = frozenset(
         "rank",
         "state",
         "kernel",
+        "types",
+        "buckets",
+        "features",
+        "labels",
     }
 )
 """The vocabulary of core/axes.md."""
