@@ -72,6 +72,7 @@ def fit(checkpoint: Checkpoint, key_mapping: Mapping[str, str] | None = None) ->
         config=config,
         base_prefix=family.base_prefix,
         buffers=family.buffers,
+        spare=family.spare,
     )
     report = dataclasses.replace(report, unread=list(reading.unread()))
     if checkpoint.format == "torch":

@@ -20,6 +20,13 @@ FILES = {
     "qwen3_moe": "qwen",
     "gpt2": "gpt",
     "gemma3_text": "gemma",
+    "bert": "bert",
+    "nomic_bert": "bert",
+    "roberta": "roberta",
+    "xlm_roberta": "roberta",
+    "mpnet": "roberta",
+    "distilbert": "distilbert",
+    "modernbert": "modernbert",
 }
 """Which file holds a model type; only that file is imported."""
 

@@ -45,9 +45,7 @@ def call(
     positions = fitting(ids.shape, "position_ids", position_ids)
     extra = added_embedding(extra_embedding, vision_mask, (*ids.shape, width))
     training = how.train or labels is not None
-    kept = cache_in_training(
-        past_key_values, how.runtime.checkpointing, training, type(decoder)
-    )
+    kept = cache_in_training(past_key_values, how.runtime.checkpointing, training, type(decoder))
     if kept is None:
         return causal.forward(
             decoder,
