@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
 RESULTS = ROOT / ".cache" / "exactness.jsonl"
 PAGE = ROOT / "docs" / "exactness.md"
 BOUNDS = {"float32": 1e-5, "bfloat16": 2e-2}
@@ -62,12 +63,10 @@ def environment() -> dict[str, str]:
         "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0 "
         "--xla_llvm_disable_expensive_passes=true"
     )
-    paths = os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
     return os.environ | {
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": flags,
         "NPROC": "32",
-        "PYTHONPATH": paths,
     }
 
 
@@ -119,7 +118,10 @@ def wrong(row: dict[str, Any]) -> bool:
 def page(rows: list[dict[str, Any]]) -> str:
     """One table for each mechanism, and its refusals in words below."""
     import jax
+    from attention_matrix import CASES, MESHES
 
+    cases, meshes = list(CASES), MESHES["float32"]
+    rows = sorted(rows, key=lambda r: (cases.index(r["case"]), meshes.index(r["mesh"])))
     names = list(dict.fromkeys(row["mechanism"] for row in rows))
     text = [HEAD.format(version=jax.__version__, count=len(rows))]
     for name in sorted(names):

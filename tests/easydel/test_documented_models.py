@@ -56,6 +56,14 @@ def test_loading_leaves_the_given_config_as_it_is(tmp_path):
     assert config.block_q == 128
 
 
+def test_a_misspelt_name_is_met_with_the_right_one(tmp_path):
+    golden.write_folder(golden.case("llama"), tmp_path)
+    with pytest.raises(ConfigError, match="'blck_q' is unknown. Did you mean 'block_q'"):
+        AutoEasyDeLModelForCausalLM.from_pretrained(tmp_path, blck_q=64)
+    with pytest.raises(AttributeError, match="Did you mean 'attn_mechanism'"):
+        _ = EasyDeLPretrainedConfig(CONFIG).attn_mecanism
+
+
 @pytest.mark.parametrize("fully", [True, False])
 def test_partition_rules_say_where_each_weight_lies(fully):
     config = EasyDeLPretrainedConfig(CONFIG, axis_dims="fsdp=2,tp=2,dp=2")

@@ -249,6 +249,12 @@ def test_an_absurd_number_of_layers_is_refused():
         build(num_hidden_layers=2_000_000_000)
 
 
+@pytest.mark.parametrize("key", ["vocab_size", "hidden_size", "num_attention_heads"])
+def test_a_size_of_zero_is_refused(key):
+    with pytest.raises(ConfigError, match=f"{key}=0; expected 1 or more"):
+        build(**{key: 0})
+
+
 def test_a_dtype_that_is_none_is_refused():
     with pytest.raises(ConfigError, match="not usable"):
         build(dtype=1e308)

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from flaxen.core.errors import ConfigError
+from flaxen.core.errors import ConfigError, did_you_mean
 from flaxen.core.plain import check_names, differences
 from flaxen.easydel import names
 from flaxen.families.config import abstract_module, hf_config
@@ -53,7 +53,11 @@ class EasyDeLPretrainedConfig:
             return names.read(self.runtime, name)
         if name.startswith("__") or vars(self).get("hf") is None:
             raise AttributeError(f"{type(self).__name__} has no {name!r}; it was given no model.")
-        return getattr(self.hf, name)
+        try:
+            return getattr(self.hf, name)
+        except AttributeError:
+            known = (*names.NAMES, *self.hf.to_dict())
+            raise AttributeError(f"There is no {name!r} here.{did_you_mean(name, known)}") from None
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in names.NAMES:

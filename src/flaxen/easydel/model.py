@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from flaxen.convert.dtypes import float_dtype
-from flaxen.core.plain import with_values
+from flaxen.core.plain import check_names, with_values
 from flaxen.core.tree import module
 from flaxen.easydel.config import EasyDeLPretrainedConfig
 from flaxen.easydel.names import NAMES, written
@@ -131,6 +131,7 @@ class EasyDeLFlaxPretrainedModel:
             config = EasyDeLPretrainedConfig.from_pretrained(path)
         runtime = written(config.runtime, {n: given.pop(n) for n in NAMES if n in given})
         runtime = _with_dtypes(runtime, dtype, param_dtype, precision)
+        check_names(given, {*NAMES, *inspect.signature(load).parameters}, "from_pretrained")
         return cls._around(load(path, runtime=runtime, **given))
 
     def __repr__(self) -> str:

@@ -15,6 +15,8 @@ from flaxen.families.family import Family, Reading
 from flaxen.families.rope_keys import check_layers, one_spelling
 
 COUNTED = re.compile(r"layers?$|experts$")
+SIZE = re.compile(r"vocab_size|hidden_size|n_embd|d_model|n_head|num_(attention|key_value)_heads")
+"""Sizes without which there is no model."""
 MOST = 2048
 """Layers or experts of a model."""
 
@@ -63,7 +65,7 @@ def check_numbers(raw: Mapping[str, Any]) -> None:
 
 def check_counts(raw: Mapping[str, Any]) -> None:
     """Each layer and each expert has names of its own: with an absurd number of them, writing the
-    names down would not end.
+    names down would not end. Of what is multiplied or divided by there has to be one at least.
 
     Raises:
         ConfigError: naming the key.
@@ -71,6 +73,8 @@ def check_counts(raw: Mapping[str, Any]) -> None:
     for key, value in raw.items():
         if isinstance(value, Mapping):
             check_counts(value)
+        elif SIZE.fullmatch(key) and type(value) is int and value < 1:
+            raise ConfigError(f"config.json says {key}={value}; expected 1 or more.")
         elif COUNTED.search(key) and type(value) is int and value > MOST:
             raise ConfigError(f"config.json says {key}={value}; expected at most {MOST}.")
 
