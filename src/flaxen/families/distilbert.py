@@ -20,17 +20,9 @@ from flaxen.layers.mlp import mlp
 from flaxen.layers.norm import layer_norm
 from flaxen.layers.pooling import FirstSlot
 from flaxen.layers.post_norm import PostNormBlock
+from flaxen.models.classifiers import ChoiceHead, SequenceHead, SpanHead, TokenHead, known_problem
 from flaxen.models.encoder import Encoder
-from flaxen.models.heads import (
-    Bare,
-    ChoiceHead,
-    Head,
-    MaskedLMHead,
-    SequenceHead,
-    SpanHead,
-    TokenHead,
-    known_problem,
-)
+from flaxen.models.heads import Bare, Head, MaskedLMHead
 
 FAMILIES: dict[str, Family] = {}
 

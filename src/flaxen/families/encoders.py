@@ -14,18 +14,9 @@ from flaxen.layers.mlp import mlp
 from flaxen.layers.norm import Identity, LayerNorm, layer_norm
 from flaxen.layers.pooling import FirstSlot
 from flaxen.layers.post_norm import PostNormBlock
+from flaxen.models.classifiers import ChoiceHead, SequenceHead, SpanHead, TokenHead, known_problem
 from flaxen.models.encoder import Encoder
-from flaxen.models.heads import (
-    Bare,
-    ChoiceHead,
-    Head,
-    MaskedLMHead,
-    SequenceHead,
-    SpanHead,
-    TokenHead,
-    Transform,
-    known_problem,
-)
+from flaxen.models.heads import Bare, Head, MaskedLMHead, Transform
 
 Make = Callable[[Any], Any]
 Heads = Mapping[str, Callable[[Any], Head]]
@@ -35,12 +26,11 @@ def norm(c: Any) -> LayerNorm:
     return layer_norm(c.layer_norm_eps, embed=c.hidden_size)
 
 
-def dense(c: Any, act: str, over: Any = Identity(), *, bias: bool = True) -> Transform:
+def dense(c: Any, act: str, over: Any = None, *, bias: bool = True) -> Transform:
     """over(act(dense(x))), as wide as the stream."""
     width = c.hidden_size
-    return Transform(
-        dense=linear({"embed": width}, {"features": width}, bias=bias), norm=over, act=act
-    )
+    product = linear({"embed": width}, {"features": width}, bias=bias)
+    return Transform(dense=product, norm=over or Identity(), act=act)
 
 
 def feature_norm(c: Any) -> LayerNorm:
@@ -110,6 +100,8 @@ def encoder(c: Any, head: Head, block: Callable[[Any, int], Any] = block, **slot
         parts["embed_positions"] = position_table(c.max_position_embeddings, c.hidden_size)
     if "dropout" not in slots:
         parts["dropout"] = float(c.hidden_dropout_prob)
+    if "pad" not in slots:
+        parts["pad"] = c.get("pad_token_id")
     return Encoder(
         embed_tokens=embedding(c.vocab_size, c.hidden_size),
         layers=[block(c, i) for i in range(c.num_hidden_layers)],

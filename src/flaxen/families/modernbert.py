@@ -9,7 +9,7 @@ from flaxen.convert.relation import Join
 from flaxen.core.errors import ConfigError
 from flaxen.core.tree import zeros_param
 from flaxen.families.common import rotary
-from flaxen.families.encoders import asked_head, both_ways, encoder, to_labels, two_ends
+from flaxen.families.encoders import asked_head, both_ways, dense, encoder, to_labels, two_ends
 from flaxen.families.family import Family, family
 from flaxen.layers.block import Block
 from flaxen.layers.inner_dropout import DroppingAttention, DroppingGatedMLP, as_kind
@@ -17,18 +17,9 @@ from flaxen.layers.linear import linear
 from flaxen.layers.mlp import gated_mlp
 from flaxen.layers.norm import Identity, LayerNorm, layer_norm
 from flaxen.layers.pooling import FirstSlot, FirstToken, Mean
+from flaxen.models.classifiers import ChoiceHead, SequenceHead, SpanHead, TokenHead, known_problem
 from flaxen.models.encoder import Encoder
-from flaxen.models.heads import (
-    Bare,
-    ChoiceHead,
-    Head,
-    MaskedLMHead,
-    SequenceHead,
-    SpanHead,
-    TokenHead,
-    Transform,
-    known_problem,
-)
+from flaxen.models.heads import Bare, Head, MaskedLMHead, Transform
 
 FAMILIES: dict[str, Family] = {}
 
@@ -83,9 +74,8 @@ def block(c: Any, i: int) -> Block:
 
 
 def transform(c: Any) -> Transform:
-    D = c.hidden_size
-    dense = linear({"embed": D}, {"features": D}, bias=bool(c.classifier_bias))
-    return Transform(dense=dense, norm=norm(c, "features"), act=c.classifier_activation)
+    over = norm(c, "features")
+    return dense(c, c.classifier_activation, over, bias=bool(c.classifier_bias))
 
 
 def masked_lm(c: Any) -> Head:

@@ -37,6 +37,10 @@ class CountSlots:
         """How many rows of a table so many tokens need."""
         return length
 
+    def unlearned(self, positions: jax.Array) -> jax.Array | None:
+        """Which positions learn nothing, if any."""
+        return None
+
 
 @dataclasses.dataclass(frozen=True)
 class CountAfter:
@@ -51,12 +55,16 @@ class CountAfter:
     def rows(self, length: int) -> int:
         return length + self.pad + 1
 
+    def unlearned(self, positions: jax.Array) -> jax.Array | None:
+        return positions == self.pad
+
 
 @module
 class Encoder(Skeleton):
     """Every token sees all others. embed_positions: there when positions are learned, counted by
     `count`; embed_types: which text of several a token is of; embed_norm: over their sum;
-    position_bias: added to the scores of layers that look at it; dropout: of the embeddings.
+    position_bias: added to the scores of layers that look at it; pad: the token that stands for
+    none and learns nothing where it is given, as in torch; dropout: of the embeddings.
     """
 
     embed_tokens: Embedding
@@ -68,6 +76,7 @@ class Encoder(Skeleton):
     position_bias: RelativeBias | None = None
     norm: Any = Identity()
     count: static[CountSlots | CountAfter] = CountSlots()
+    pad: static[int | None] = None
     dropout: static[float] = 0.0
 
     def kind(self) -> str:
@@ -151,11 +160,12 @@ class Encoder(Skeleton):
 
     def embedded(self, ids: jax.Array, types: jax.Array | None, ctx: Context) -> jax.Array:
         """What the first layer is given, in the dtype that is computed in: (B, T, D)."""
-        x = self.embed_tokens(ids)
+        x = _fixed(self.embed_tokens(ids), None if self.pad is None else ids == self.pad)
         if self.embed_types is not None:
             x = x + self.embed_types(jnp.zeros_like(ids) if types is None else types)
         if self.embed_positions is not None:
-            x = x + self.embed_positions(ctx.positions)
+            still = self.count.unlearned(ctx.positions)
+            x = x + _fixed(self.embed_positions(ctx.positions), still)
         x = self.embed_norm(ctx.runtime.computing(x))
         x = ctx.runtime.constrain(x, "batch", "seq", "embed")
         return dropout(x, self.dropout, ctx.of_layer(len(self.layers)).dropout_key)
@@ -174,6 +184,11 @@ class Encoder(Skeleton):
             if types.min() < 0 or types.max() >= most:
                 raise InputError(f"token_type_ids hold {types.max()}; expected 0 to {most - 1}.")
         return types
+
+
+def _fixed(x: jax.Array, still: jax.Array | None) -> jax.Array:
+    """x (B, T, D), through which no gradient passes where `still` (B, T)."""
+    return x if still is None else jnp.where(still[..., None], jax.lax.stop_gradient(x), x)
 
 
 @partial(jax.jit, static_argnames=("runtime", "hidden_states", "attentions"))

@@ -64,7 +64,7 @@ class Skeleton:
         raise NotImplementedError
 
     def ties(self) -> dict[str, str]:
-        """Weights that it has no parameter of its own for: path -> the path of the one it shares."""
+        """Weights that share another's parameter: path -> the path of that one."""
         return {}
 
 
@@ -75,8 +75,8 @@ def only_generating(module: Any, what: str) -> None:
     """
     if isinstance(module, Skeleton) and not module.generates:
         raise InputError(
-            f"This model is {module.kind()}, which cannot {what}; a causal language model can. Call "
-            f"it with {', '.join(module.takes())}."
+            f"This model is {module.kind()}, which cannot {what}; a causal language model can. "
+            f"Call it with {', '.join(module.takes())}."
         )
 
 
