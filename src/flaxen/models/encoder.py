@@ -80,7 +80,7 @@ class Encoder(Skeleton):
     dropout: static[float] = 0.0
 
     def kind(self) -> str:
-        return f"an encoder with a head for {self.head.name}"
+        return f"an encoder {f'for {self.head.name}' if self.head.name else 'without a head'}"
 
     def takes(self) -> tuple[str, ...]:
         types = () if self.embed_types is None else ("token_type_ids",)
@@ -170,12 +170,14 @@ class Encoder(Skeleton):
         x = ctx.runtime.constrain(x, "batch", "seq", "embed")
         return dropout(x, self.dropout, ctx.of_layer(len(self.layers)).dropout_key)
 
-    def _check_length(self, length: int) -> None:
+    def longest(self) -> int | None:
         if self.embed_positions is None:
-            return
-        rows = self.embed_positions.weight.shape[0]
-        if self.count.rows(length) > rows:
-            most = rows - self.count.rows(0)
+            return None
+        return self.embed_positions.weight.shape[0] - self.count.rows(0)
+
+    def _check_length(self, length: int) -> None:
+        most = self.longest()
+        if most is not None and length > most:
             raise InputError(f"The rows have {length} tokens; this model has positions for {most}.")
 
     def _types(self, types: Any) -> Any:

@@ -84,7 +84,7 @@ class Bare(Head):
 
     pooler: Any = None
     targets: ClassVar[tuple[str, ...]] = ()
-    name: ClassVar[str] = "no task"
+    name: ClassVar[str] = ""
 
     def __call__(self, last: Last) -> EncoderOutput:
         pooled = None if self.pooler is None else self.pooler(last.states[:, 0])

@@ -63,6 +63,10 @@ class Skeleton:
         """
         raise NotImplementedError
 
+    def longest(self) -> int | None:
+        """The most tokens of a row, if its weights set a limit."""
+        return None
+
     def ties(self) -> dict[str, str]:
         """Weights that share another's parameter: path -> the path of that one."""
         return {}
