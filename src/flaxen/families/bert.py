@@ -16,7 +16,6 @@ from flaxen.families.encoders import (
     masked_lm,
     norm,
     of_pooled,
-    of_tokens,
     pooler,
     to_labels,
     types,
@@ -144,7 +143,7 @@ def nomic_bert(c: Any) -> Encoder:
         "Model": lambda c: Bare(),
         "ForMaskedLM": masked_lm,
         "ForSequenceClassification": of_pooled,
-        "ForTokenClassification": of_tokens,
+        "ForTokenClassification": HEADS["ForTokenClassification"],
     }
     head = asked_head(c, "NomicBert", heads, ["classifier_dropout"])
     return encoder(c, head, nomic_block, embed_types=types(c), embed_positions=None)

@@ -31,6 +31,13 @@ class Family:
     fan_in_fan_out: bool = False
     spare: str = r"(?!)"
 
+    def names_of(self, module: Any) -> Names:
+        """The names in files of this model: without the base prefix if it has no head."""
+        if not module.bare():
+            return self.names
+        cut = lambda name: name.removeprefix(f"{self.base_prefix}.")
+        return {k: cut(v) if isinstance(v, str) else v for k, v in self.names.items()}
+
 
 def family(
     families: dict[str, Family],

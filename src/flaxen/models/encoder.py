@@ -170,6 +170,9 @@ class Encoder(Skeleton):
         x = ctx.runtime.constrain(x, "batch", "seq", "embed")
         return dropout(x, self.dropout, ctx.of_layer(len(self.layers)).dropout_key)
 
+    def bare(self) -> bool:
+        return isinstance(self.head, Bare)
+
     def longest(self) -> int | None:
         if self.embed_positions is None:
             return None

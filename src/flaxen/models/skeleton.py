@@ -63,6 +63,10 @@ class Skeleton:
         """
         raise NotImplementedError
 
+    def bare(self) -> bool:
+        """Whether it has no head, and its files the names of such a model."""
+        return False
+
     def longest(self) -> int | None:
         """The most tokens of a row, if its weights set a limit."""
         return None
