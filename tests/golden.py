@@ -71,9 +71,12 @@ class Case:
         return dict(self.about["grad_norms"])
 
 
-def cases() -> list[str]:
-    """The names of all cases: `@pytest.mark.parametrize("name", golden.cases())`."""
-    return sorted(path.stem for path in (DATA / "golden").glob("*.json"))
+def cases(kind: str | None = "causal") -> list[str]:
+    """The names of all cases of a kind, or of every kind: `@pytest.mark.parametrize("name",
+    golden.cases())`.
+    """
+    names = sorted(path.stem for path in (DATA / "golden").glob("*.json"))
+    return [name for name in names if kind in (None, about(name)["kind"])]
 
 
 def about(name: str) -> dict[str, Any]:

@@ -40,6 +40,7 @@ ROOMS = [
     "quantize",
     "text",
     "generate",
+    "embed",
     "tune",
     "show",
     "train",

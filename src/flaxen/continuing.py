@@ -12,22 +12,11 @@ import numpy as np
 from flaxen.core.errors import CacheError
 from flaxen.layers.runtime import RINGS
 from flaxen.models.outputs import CausalOutput
+from flaxen.models.skeleton import only_generating
 
 
 class Continuing:
     """The methods of a Model that go on from what is in a cache."""
-
-    def room_for(self: Any, cache: Any, ids: Any, attention_mask: Any) -> Any:
-        """Which of the tokens are real, once it is sure that they fit into the cache."""
-        from flaxen.cache import fits, room_for
-        from flaxen.calling import new_tokens
-        from flaxen.models.switch import same_side
-
-        fits(cache, self.module.cache_shapes(len(ids), 1, runtime=RINGS))
-        valid = new_tokens(attention_mask, ids.shape, cache)
-        same_side(self.module, cache, valid.sum(1))
-        room_for(cache, valid)
-        return valid
 
     def prepare_inputs_for_generation(
         self: Any, input_ids: Any, max_length: int, attention_mask: Any = None
@@ -67,6 +56,7 @@ class Continuing:
                 f"A cache of {batch_size} rows and {max_length} slots holds nothing; expected at "
                 "least one of each."
             )
+        only_generating(self.module, "remember tokens in a cache")
         shapes = self.module.cache_shapes(batch_size, max_length, dtype, self.runtime)
         check_memory(shapes)
         return empty(shapes)
@@ -75,6 +65,7 @@ class Continuing:
         """Write a cache as a safetensors file, for this model to go on from another day."""
         from flaxen.cache import fits, is_cache, save
 
+        only_generating(self.module, "remember tokens in a cache")
         is_cache(cache)
         fits(cache, self.module.cache_shapes(cache.keep.shape[0], 1, runtime=RINGS))
         save(cache, path, self._fingerprint())
@@ -87,6 +78,7 @@ class Continuing:
         """
         from flaxen.cache import load, stored
 
+        only_generating(self.module, "remember tokens in a cache")
         about = stored(path)
         settings = dataclasses.replace(about.settings, sharded=self.runtime.cache.sharded)
         runtime = dataclasses.replace(self.runtime, cache=settings)
@@ -97,6 +89,10 @@ class Continuing:
         from flaxen.cache import fingerprint
 
         return fingerprint(self.origin.config_json, jax.tree.leaves(self.module))
+
+    def can_generate(self: Any) -> bool:
+        """Whether it goes on with a text, token by token."""
+        return self.module.generates
 
     def generate(self: Any, input_ids: Any, attention_mask: Any = None, **settings: Any) -> Any:
         """Prompts (B, T) -> (B, T + n) token ids; greedy unless sampling is asked for. See

@@ -16,7 +16,7 @@ from flaxen.convert.report import Report
 from flaxen.convert.transforms import LEGACY, Applied, WeightTransform, renamings, transforms_of
 from flaxen.core.errors import CheckpointError, ConfigError
 from flaxen.families.config import abstract_module, hf_config
-from flaxen.families.family import Family
+from flaxen.families.family import Family, Names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,15 +63,16 @@ def fit(checkpoint: Checkpoint, key_mapping: Mapping[str, str] | None = None) ->
     """
     config = hf_config(checkpoint.config)
     module, family, reading = abstract_module(config)
-    relation = relate(module, family.names)
+    relation = relate(module, family.names_of(module))
     weights, report, applied, partial = match(
         relation,
         checkpoint,
         _transforms(checkpoint, family, key_mapping),
-        tied=_tied(module, relation, family),
+        tied=_tied(module, relation, family.names_of(module)),
         config=config,
         base_prefix=family.base_prefix,
         buffers=family.buffers,
+        spare=family.spare,
     )
     report = dataclasses.replace(report, unread=list(reading.unread()))
     if checkpoint.format == "torch":
@@ -114,10 +115,10 @@ def _transforms(
     return [*mine, *registered, *family.transforms, *LEGACY]
 
 
-def _tied(module: Any, relation: Relation, family: Family) -> dict[str, str]:
-    """Hub names of weights that share another's tensor: a head tied to the embeddings."""
-    if module.lm_head is not None:
-        return {}
-    row = next(row for row in relation.table() if row.path == "embed_tokens.weight")
-    rename = renamer({k: v for k, v in family.names.items() if isinstance(v, str)})
-    return {rename("lm_head.weight"): row.names[0]}
+def _tied(module: Any, relation: Relation, names: Names) -> dict[str, str]:
+    """Hub names of weights that share another's tensor, such as a head tied to the embeddings."""
+    rename = renamer({ours: name for ours, name in names.items() if isinstance(name, str)})
+    stored = {row.path: row.names[0] for row in relation.table()}
+    named = {rename(p): stored.get(source, rename(source)) for p, source in module.ties().items()}
+    # Some files have one name for both.
+    return {name: source for name, source in named.items() if name != source}

@@ -90,7 +90,7 @@ def filled(model: Model, rng: int | jax.Array, input_shape: tuple[int, int] = (1
     filled, bits = model.replace(module=made), model.runtime.weights.bits
     filled = filled if bits is None else filled.quantize(bits)
     ids = jax.ShapeDtypeStruct(input_shape, jnp.int32)
-    jax.eval_shape(lambda model, ids: model(ids).logits, filled, ids)
+    jax.eval_shape(lambda model, ids: model(ids).to_tuple()[0], filled, ids)
     return filled
 
 

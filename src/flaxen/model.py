@@ -6,18 +6,20 @@ import dataclasses
 import functools
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from flaxen.continuing import Continuing
 from flaxen.convert.report import Report
 from flaxen.convert.transforms import Applied
 from flaxen.core.tree import is_param, module, paths, static
 from flaxen.edit import Editable
-from flaxen.layers.checkpointing import cache_in_training
 from flaxen.layers.runtime import PLAIN, Runtime
+from flaxen.models.skeleton import How, only_taken
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +47,8 @@ def _config(config_json: str) -> Any:
 
 @module
 class Model(Editable, Continuing):
-    """A causal language model: a pytree whose leaves are its weights.
+    """A model: a pytree whose leaves are its weights. What kind of model it is, and how it is
+    called, is up to its `module` (`flaxen.models.skeleton`).
 
     `module` is the tree of parts; gradients, optimiser states and abstract models are Models too.
     """
@@ -99,7 +102,7 @@ class Model(Editable, Continuing):
 
     def __call__(
         self,
-        input_ids: Any,
+        input_ids: Any = None,
         attention_mask: Any = None,
         position_ids: Any = None,
         params: Any = None,
@@ -115,92 +118,80 @@ class Model(Editable, Continuing):
         *,
         segment_ids: Any = None,
         labels: Any = None,
+        **inputs: Any,
     ) -> Any:
-        """Logits of token ids (B, T), with Hugging Face's argument and result names.
+        """What the model makes of its inputs, with Hugging Face's argument and result names.
 
-        attention_mask (B, T) is 0 for padding on either side; segment_ids (B, T) tells packed
-        documents apart; labels (B, T), unshifted, -100 ignored, give `.loss`; past_key_values is a
-        cache from `init_cache`, and a longer one comes back. params stands in for the model's own
-        weights. Numbers are dropped only with `train` and a `dropout_rng`. extra_embedding
+        Token ids (B, T); attention_mask (B, T) is 0 for padding on either side; labels as
+        Transformers takes them (unshifted, -100 ignored) give `.loss`. params stands in for the
+        model's own weights. Numbers are dropped only with `train` and a `dropout_rng`.
+
+        A causal language model gives logits. segment_ids (B, T) tells packed documents apart;
+        past_key_values is a cache from `init_cache`, and a longer one comes back. extra_embedding
         (B, T, D) is added to the tokens' embeddings, where vision_mask (B, T) is not 0 if given.
+        An encoder takes token_type_ids (B, T), and gives what its head does: see `models.heads`.
 
         Raises:
-            InputError: for shapes that do not fit together or ids outside the vocabulary.
+            InputError: for inputs that this kind of models does not take, shapes that do not fit
+            together or ids outside the vocabulary.
             CacheError: for more tokens than the cache has room for, or a cache whose keys would be
             others by now (LongRoPE).
         """
+        given = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "position_ids": position_ids,
+            "past_key_values": past_key_values,
+            "extra_embedding": extra_embedding,
+            "vision_mask": vision_mask,
+            "segment_ids": segment_ids,
+            "labels": labels,
+            **inputs,
+        }
         from flaxen import calling
-        from flaxen.models import causal
 
         module = calling.weights(self.module, params, add_params_field)
-        vocab, width = module.embed_tokens.vocab_size, module.embed_tokens.weight.shape[-1]
-        ids = calling.token_ids(input_ids, vocab)
-        positions = calling.fitting(ids.shape, "position_ids", position_ids)
-        extra = calling.added_embedding(extra_embedding, vision_mask, (*ids.shape, width))
-        key = calling.dropout_key(module, dropout_rng, train)
-        past_key_values = cache_in_training(
-            past_key_values,
-            self.runtime.checkpointing,
-            train or labels is not None,
-            type(self.module),
+        how = How(
+            self.runtime,
+            train,
+            calling.dropout_key(module, dropout_rng, train),
+            output_hidden_states,
+            output_attentions,
         )
-        if past_key_values is not None:
-            calling.only_new_tokens(
-                segment_ids=segment_ids,
-                labels=labels,
-                output_attentions=output_attentions,
-                output_hidden_states=output_hidden_states,
-                train=train,
-            )
-            valid = self.room_for(past_key_values, ids, attention_mask)
-            run = causal.forward_cached
-            if self.runtime.purpose == "serve":
-                run = causal.forward_in_place
-            out = run(module, ids, past_key_values, valid, positions, extra, runtime=self.runtime)
-        else:
-            out = causal.forward(
-                module,
-                ids,
-                calling.fitting(ids.shape, "attention_mask", attention_mask),
-                positions,
-                calling.fitting(ids.shape, "segment_ids", segment_ids),
-                calling.labels_of(labels, ids.shape, vocab),
-                extra,
-                key,
-                runtime=self.runtime,
-                hidden_states=output_hidden_states,
-                attentions=output_attentions,
-            )
+        out = module.call(how, **only_taken(module, given))
         return out if return_dict else out.to_tuple()
 
     def loss(
         self,
         input_ids: Any,
-        labels: Any,
+        labels: Any = None,
         attention_mask: Any = None,
         position_ids: Any = None,
         *,
         segment_ids: Any = None,
+        **inputs: Any,
     ) -> jax.Array:
-        """The loss of calling the model with these labels, alone: no logits are made, so that a
-        large vocabulary costs no memory.
+        """The loss of calling the model with these labels, alone: a causal language model makes no
+        logits for it, so that a large vocabulary costs no memory.
         """
         from flaxen import calling
-        from flaxen.models import causal
 
+        given = {
+            "input_ids": input_ids,
+            "labels": labels,
+            "attention_mask": attention_mask,
+            "position_ids": position_ids,
+            "segment_ids": segment_ids,
+            **inputs,
+        }
         module = calling.weights(self.module, None, False)
-        vocab = module.embed_tokens.vocab_size
-        ids = calling.token_ids(input_ids, vocab)
-        fit = functools.partial(calling.fitting, ids.shape)
-        return causal.mean_loss(
-            module,
-            ids,
-            calling.labels_of(labels, ids.shape, vocab),
-            fit("attention_mask", attention_mask),
-            fit("position_ids", position_ids),
-            fit("segment_ids", segment_ids),
-            runtime=self.runtime,
-        )
+        return module.loss_alone(How(self.runtime), **only_taken(module, given))
+
+    def embed(self, texts: str | Sequence[str], **options: Any) -> np.ndarray:
+        """One float32 vector for each text, (N, E). See `flaxen.embed.embed`."""
+        from flaxen.embed import embed
+
+        return embed(self, texts, **options)
 
     def init_weights(self, rng: Any, input_shape: tuple[int, int] = (1, 1)) -> Model:
         """The model with fresh weights, a function of `rng` (a seed, or a key of jax) and of each

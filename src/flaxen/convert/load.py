@@ -34,6 +34,7 @@ def match(
     config: Any = None,
     base_prefix: str = "model",
     buffers: str = r"rotary_emb\.inv_freq|position_ids",
+    spare: str = r"(?!)",
 ) -> Match:
     """Which tensor is which weight; a weight that does not fit is left out.
 
@@ -43,6 +44,7 @@ def match(
     base_prefix: what a model with a head has before the names of the model without one; a
     checkpoint of either loads into the other.
     buffers: ends of names of what old checkpoints hold and every model computes.
+    spare: how names begin of what belongs to heads that the model does not have.
     """
     tied = tied or {}
     expected, report = relation.shapes(), Report()
@@ -50,6 +52,8 @@ def match(
     view = transformed(checkpoint, transforms, wanted, config=config, base_prefix=base_prefix)
     ignored = re.compile(rf"(^|\.)({buffers})$")
     report.unexpected = [name for name in view.unexpected if not ignored.search(name)]
+    report.left_out = [name for name in report.unexpected if re.match(spare, name)]
+    report.unexpected = [name for name in report.unexpected if name not in report.left_out]
     report.errors = dict(view.errors)
     found, applied = dict(view), view.applied
     for target, source in tied.items():

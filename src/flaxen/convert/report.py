@@ -25,7 +25,8 @@ class Report:
     `tied` maps a tensor that is not kept to the one used in its place; `doubled` lists those that
     the file holds all the same, and saving writes again; `untied` holds such pairs that the config
     declares equal although the file differs; `errors` maps a tensor that could not be made from
-    those of the file to the reason; `unread` are config keys nobody read;
+    those of the file to the reason; `left_out` are tensors of heads that the model does not have;
+    `unread` are config keys nobody read;
     `replicated` says which axes a plan would cut but leaves whole, since they do not divide.
     """
 
@@ -36,6 +37,7 @@ class Report:
     doubled: list[str] = dataclasses.field(default_factory=list)
     untied: list[tuple[str, str]] = dataclasses.field(default_factory=list)
     errors: dict[str, str] = dataclasses.field(default_factory=dict)
+    left_out: list[str] = dataclasses.field(default_factory=list)
     unread: list[str] = dataclasses.field(default_factory=list)
     replicated: list[str] = dataclasses.field(default_factory=list)
     bytes_read: int = 0
@@ -64,6 +66,7 @@ class Report:
         rate = self.bytes_read / 1e9 / self.seconds if self.seconds else 0.0
         line = f"{self.bytes_read / 1e9:.2f} GB in {self.seconds:.2f} s ({rate:.1f} GB/s)"
         rows = [*self._rows(), *(("tied", name, f"is {to}") for name, to in self.tied.items())]
+        rows += [("left out", name, "of another head") for name in fold(self.left_out)]
         rows += [("unread", key, "config key") for key in self.unread]
         rows += [("replicated", note, "") for note in self.replicated]
         return "\n".join([line, _table(rows)] if rows else [line])

@@ -74,6 +74,13 @@ FILES = {
     "granitemoehybrid": "bamba",
     "minimax": "minimax",
     "qwen3_next": "qwen_next",
+    "bert": "bert",
+    "nomic_bert": "bert",
+    "roberta": "roberta",
+    "xlm-roberta": "roberta",
+    "mpnet": "roberta",
+    "distilbert": "distilbert",
+    "modernbert": "modernbert",
 }
 """Which file holds a model type; only that file is imported."""
 

@@ -18,7 +18,8 @@ class Family:
 
     `transforms` lead from other layouts that its checkpoints are found in to that of `names`.
     `base_prefix` stands before the names in files of the model with its head, and is left out in
-    those of the model alone; `buffers` matches what such files hold besides weights.
+    those of the model alone; `buffers` matches what such files hold besides weights, `spare` how
+    the names of heads begin: a model with another head goes without them.
     `fan_in_fan_out` says that its projections lie `[in, out]` in the file.
     """
 
@@ -28,6 +29,14 @@ class Family:
     base_prefix: str = "model"
     buffers: str = r"rotary_emb\.inv_freq|position_ids"
     fan_in_fan_out: bool = False
+    spare: str = r"(?!)"
+
+    def names_of(self, module: Any) -> Names:
+        """The names in files of this model: without the base prefix if it has no head."""
+        if not module.bare():
+            return self.names
+        cut = lambda name: name.removeprefix(f"{self.base_prefix}.")
+        return {k: cut(v) if isinstance(v, str) else v for k, v in self.names.items()}
 
 
 def family(

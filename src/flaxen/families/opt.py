@@ -9,7 +9,6 @@ from typing import Any
 from flaxen.core.tree import param
 from flaxen.families.common import decoder, self_attn
 from flaxen.families.family import Family, family
-from flaxen.layers.around import PlainLayerNorm
 from flaxen.layers.block import Block, PostNormBlock
 from flaxen.layers.linear import Chain, Embedding, TokenPositions, linear, position_table
 from flaxen.layers.mlp import mlp
@@ -36,9 +35,9 @@ OPT = {
 }
 
 
-def norm(c: Any) -> LayerNorm | PlainLayerNorm:
+def norm(c: Any) -> LayerNorm:
     weighted = c.layer_norm_elementwise_affine
-    return layer_norm(1e-5, embed=c.hidden_size) if weighted else PlainLayerNorm(eps=1e-5)
+    return layer_norm(1e-5, embed=c.hidden_size) if weighted else LayerNorm(eps=1e-5)
 
 
 def block(c: Any, i: int) -> Block | PostNormBlock:

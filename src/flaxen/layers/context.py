@@ -18,7 +18,7 @@ from flaxen.layers.runtime import PLAIN, Runtime
 class Context:
     """positions: (B, T) for rotary embeddings; rotary: (cos, sin) for each of `ropes`; at: what
     enters the cache, and where, with a cache; dropout_key: there while training, another for each
-    layer.
+    layer; bias: (B or 1, N, T, S), for layers that add it to their scores.
     """
 
     positions: jax.Array
@@ -26,6 +26,7 @@ class Context:
     rotary: tuple[tuple[jax.Array, jax.Array], ...]
     at: NewTokens | None = None
     dropout_key: jax.Array | None = None
+    bias: jax.Array | None = None
     ropes: static[tuple[Rope, ...]] = ()
     runtime: static[Runtime] = PLAIN
 

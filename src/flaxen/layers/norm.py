@@ -47,19 +47,21 @@ class OffsetRMSNorm:
 
 @module
 class LayerNorm:
-    """Subtract the mean, normalise, weight and shift in float32, cast once. The bias may be absent.
+    """Subtract the mean, normalise, weight and shift in float32, cast once. Without weight or bias
+    that step is left out.
 
     With a weight of (heads, head_dim) each head has its own: x (..., heads, head_dim).
     """
 
-    weight: Any
+    weight: Any = None
     bias: Any = None
     eps: static[float]
 
     def __call__(self, x: jax.Array) -> jax.Array:
         h = _centred(x, self.eps)
-        h = h * self.weight.astype(h.dtype)
-        return (h if self.bias is None else h + self.bias.astype(h.dtype)).astype(x.dtype)
+        h = h if self.weight is None else h * self.weight.astype(h.dtype)
+        h = h if self.bias is None else h + self.bias.astype(h.dtype)
+        return h.astype(x.dtype)
 
 
 @module

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -19,10 +19,11 @@ from flaxen.layers.linear import Embedding, Linear, PositionTable
 from flaxen.layers.norm import Identity
 from flaxen.layers.runtime import PLAIN, Runtime
 from flaxen.models.fold import for_each, run
+from flaxen.models.skeleton import How, Skeleton
 
 
 @module
-class Decoder:
+class Decoder(Skeleton):
     """A causal language model. `lm_head` is None when the head is tied to the embeddings;
     `entry` is what these pass before the first layer, such as a norm; `embed_positions` is there
     when positions are learned; `dropout` is of the embeddings.
@@ -37,6 +38,34 @@ class Decoder:
     logit_softcap: static[float | None] = None
     logit_scale: static[float] = 1.0
     dropout: static[float] = 0.0
+
+    generates: ClassVar[bool] = True
+
+    def kind(self) -> str:
+        return "a causal language model"
+
+    def takes(self) -> tuple[str, ...]:
+        rows = ("input_ids", "attention_mask", "position_ids", "segment_ids", "labels")
+        return *rows, "past_key_values", "extra_embedding", "vision_mask"
+
+    def call(self, how: How, **inputs: Any) -> Any:
+        """See `causal_call.call`; what runs a decoder imports this file."""
+        from flaxen.models.causal_call import call
+
+        return call(self, how, **inputs)
+
+    def loss_alone(self, how: How, **inputs: Any) -> jax.Array:
+        from flaxen.models.causal_call import loss_alone
+
+        return loss_alone(self, how, **inputs)
+
+    def features(self, ids: jax.Array, mask: jax.Array, runtime: Runtime) -> jax.Array:
+        from flaxen.models.causal import whole_context
+
+        return self.hidden(ids, whole_context(self, ids.shape, runtime, mask))[0]
+
+    def ties(self) -> dict[str, str]:
+        return {"lm_head.weight": "embed_tokens.weight"} if self.lm_head is None else {}
 
     def context(
         self,

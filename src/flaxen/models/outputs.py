@@ -27,3 +27,62 @@ class CausalOutput:
         first = ("loss", "logits")
         rest = (f.name for f in dataclasses.fields(self) if f.name not in first)
         return tuple(x for x in (getattr(self, name) for name in (*first, *rest)) if x is not None)
+
+
+class _Headed:
+    """A loss first, if there is one, then what else there is, in Hugging Face's order."""
+
+    def to_tuple(self: Any) -> tuple[Any, ...]:
+        """What there is."""
+        values = (getattr(self, f.name) for f in dataclasses.fields(self))
+        return tuple(x for x in values if x is not None)
+
+
+@module
+class EncoderOutput(_Headed):
+    """last_hidden_state: (B, T, D); pooler_output: (B, D), where the model has a pooler;
+    hidden_states: embeddings, then each layer's (B, T, D), if asked; attentions: each layer's
+    (B, N, T, T), if asked.
+    """
+
+    last_hidden_state: jax.Array
+    pooler_output: jax.Array | None = None
+    loss: jax.Array | None = None
+    hidden_states: tuple[jax.Array, ...] | None = None
+    attentions: tuple[jax.Array, ...] | None = None
+
+
+@module
+class LogitsOutput(_Headed):
+    """logits: (B, T, V) of tokens, (B, T, L) of labels for each token, (B, L) for each row, or
+    (B, C) of choices; loss: scalar, if labels were given; the rest as in `EncoderOutput`.
+    """
+
+    loss: jax.Array | None = None
+    logits: jax.Array
+    hidden_states: tuple[jax.Array, ...] | None = None
+    attentions: tuple[jax.Array, ...] | None = None
+
+
+@module
+class SpanOutput(_Headed):
+    """start_logits, end_logits: (B, T); the rest as in `LogitsOutput`."""
+
+    loss: jax.Array | None = None
+    start_logits: jax.Array
+    end_logits: jax.Array
+    hidden_states: tuple[jax.Array, ...] | None = None
+    attentions: tuple[jax.Array, ...] | None = None
+
+
+@module
+class PretrainingOutput(_Headed):
+    """prediction_logits: (B, T, V); seq_relationship_logits: (B, 2), does the second text follow
+    the first; the rest as in `LogitsOutput`.
+    """
+
+    loss: jax.Array | None = None
+    prediction_logits: jax.Array
+    seq_relationship_logits: jax.Array
+    hidden_states: tuple[jax.Array, ...] | None = None
+    attentions: tuple[jax.Array, ...] | None = None

@@ -27,6 +27,10 @@ AXES = frozenset(
         "rank",
         "state",
         "kernel",
+        "types",
+        "buckets",
+        "features",
+        "labels",
     }
 )
 """The vocabulary of core/axes.md."""

@@ -1,0 +1,64 @@
+"""Scores that depend on how far apart two tokens stand, learned for ranges of distances
+(arXiv 1910.10683).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from flaxen.attention import Call, Extras
+from flaxen.core.dot import rows
+from flaxen.core.tree import module, param, static
+from flaxen.layers.attention import Attention
+from flaxen.layers.context import Context
+
+
+@module
+class RelativeBias:
+    """One table for all layers: a number for each head and range of distances, seen both ways.
+
+    Half of `ranges` are of keys before the query, half of keys after it; half of those hold one
+    distance each, the others grow up to `reach`, and the last one holds all that is farther.
+    """
+
+    weight: Any
+    ranges: static[int]
+    reach: static[int] = 128
+
+    def __call__(self, length: int) -> jax.Array:
+        """What is added to the scores of queries and keys: (1, N, T, T)."""
+        slots = np.arange(length)
+        buckets = both_ways(slots[None, :] - slots[:, None], self.ranges, self.reach)
+        return jnp.moveaxis(rows(self.weight, jnp.asarray(buckets)), -1, 0)[None]
+
+
+def both_ways(distance: np.ndarray, ranges: int, reach: int) -> np.ndarray:
+    """Which range a distance (key minus query) is in."""
+    side, exact = ranges // 2, ranges // 4
+    far = np.abs(distance)
+    # In float32, as the reference counts: the logarithm decides at the borders.
+    grown = np.log(np.maximum(far, 1).astype(np.float32) / np.float32(exact))
+    grown = grown / np.float32(math.log(reach / exact)) * np.float32(side - exact)
+    coarse = np.minimum(exact + grown.astype(np.int32), side - 1)
+    return np.where(far < exact, far, coarse) + side * (distance > 0)
+
+
+@module
+class BiasedAttention(Attention):
+    """Attention that adds the context's bias to its scores."""
+
+    def extras(self, ctx: Context) -> Extras:
+        return dataclasses.replace(super().extras(ctx), bias=ctx.bias)
+
+    def call(self, q: jax.Array, k: jax.Array, v: jax.Array, ctx: Context) -> Call:
+        return dataclasses.replace(super().call(q, k, v, ctx), bias=True)
+
+
+def relative_bias(buckets: int, heads: int, ranges: int = 32) -> RelativeBias:
+    return RelativeBias(weight=param(buckets=buckets, heads=heads), ranges=ranges)

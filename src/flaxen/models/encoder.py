@@ -1,0 +1,241 @@
+"""The encoder skeleton: embed, layers that see both ways, and a head."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from flaxen.attention import Scene
+from flaxen.core.errors import InputError
+from flaxen.core.tree import module, static, walk
+from flaxen.layers.attention import Attention
+from flaxen.layers.context import Context
+from flaxen.layers.dropout import dropout
+from flaxen.layers.linear import Embedding, PositionTable
+from flaxen.layers.norm import Identity
+from flaxen.layers.relative_bias import RelativeBias
+from flaxen.layers.runtime import Runtime
+from flaxen.models.fold import run, unfold
+from flaxen.models.heads import Bare, Head, Last
+from flaxen.models.inputs import array, fitting, token_ids
+from flaxen.models.skeleton import How, Skeleton
+
+
+@dataclasses.dataclass(frozen=True)
+class CountSlots:
+    """Positions from 0 on, padding too."""
+
+    def __call__(self, ids: jax.Array) -> jax.Array:
+        """ids (B, T) -> positions (B, T)."""
+        return jnp.broadcast_to(jnp.arange(ids.shape[1], dtype=jnp.int32), ids.shape)
+
+    def rows(self, length: int) -> int:
+        """How many rows of a table so many tokens need."""
+        return length
+
+    def unlearned(self, positions: jax.Array) -> jax.Array | None:
+        """Which positions learn nothing, if any."""
+        return None
+
+
+@dataclasses.dataclass(frozen=True)
+class CountAfter:
+    """RoBERTa's positions: tokens count from `pad` + 1 on, those that are `pad` stay at `pad`."""
+
+    pad: int
+
+    def __call__(self, ids: jax.Array) -> jax.Array:
+        real = ids != self.pad
+        return jnp.cumsum(real, axis=1, dtype=jnp.int32) * real + self.pad
+
+    def rows(self, length: int) -> int:
+        return length + self.pad + 1
+
+    def unlearned(self, positions: jax.Array) -> jax.Array | None:
+        return positions == self.pad
+
+
+@module
+class Encoder(Skeleton):
+    """Every token sees all others. embed_positions: there when positions are learned, counted by
+    `count`; embed_types: which text of several a token is of; embed_norm: over their sum;
+    position_bias: added to the scores of layers that look at it; pad: the token that stands for
+    none and learns nothing where it is given, as in torch; dropout: of the embeddings.
+    """
+
+    embed_tokens: Embedding
+    layers: Any
+    head: Head = Bare()
+    embed_positions: PositionTable | None = None
+    embed_types: Embedding | None = None
+    embed_norm: Any = Identity()
+    position_bias: RelativeBias | None = None
+    norm: Any = Identity()
+    count: static[CountSlots | CountAfter] = CountSlots()
+    pad: static[int | None] = None
+    dropout: static[float] = 0.0
+
+    def kind(self) -> str:
+        return f"an encoder {f'for {self.head.name}' if self.head.name else 'without a head'}"
+
+    def takes(self) -> tuple[str, ...]:
+        types = () if self.embed_types is None else ("token_type_ids",)
+        return ("input_ids", "attention_mask", *types, "position_ids", *self.head.targets)
+
+    def ties(self) -> dict[str, str]:
+        return self.head.ties()
+
+    def call(
+        self,
+        how: How,
+        *,
+        input_ids: Any,
+        attention_mask: Any = None,
+        token_type_ids: Any = None,
+        position_ids: Any = None,
+        **targets: Any,
+    ) -> Any:
+        """What the head makes of token ids (B, T), or (B, C, T) of C choices."""
+        ids = array(input_ids)
+        if ids.ndim != self.head.ids:
+            raise InputError(
+                f"input_ids have shape {ids.shape}; {self.kind()} takes "
+                f"{'(batch, choices, length)' if self.head.ids == 3 else '(batch, length)'}."
+            )
+        token_ids(ids.reshape(-1, ids.shape[-1]), self.embed_tokens.vocab_size)
+        fit = partial(fitting, ids.shape)
+        self._check_length(ids.shape[-1])
+        return forward(
+            self,
+            ids,
+            fit("attention_mask", attention_mask),
+            self._types(fit("token_type_ids", token_type_ids)),
+            fit("position_ids", position_ids),
+            self.head.check(ids.shape, targets),
+            how.dropout_key,
+            runtime=how.runtime,
+            hidden_states=how.hidden_states,
+            attentions=how.attentions,
+        )
+
+    def features(self, ids: jax.Array, mask: jax.Array, runtime: Runtime) -> jax.Array:
+        self._check_length(ids.shape[-1])
+        positions = self.count(ids)
+        return self.hidden(ids, None, self.context(positions, mask.astype(bool), runtime))[0]
+
+    def context(
+        self,
+        positions: jax.Array,
+        keep: jax.Array | None,
+        runtime: Runtime,
+        dropout_key: jax.Array | None = None,
+    ) -> Context:
+        """What the layers look at. positions (B, T); keep (B, T) is False for padding."""
+        slots = jnp.arange(positions.shape[1], dtype=jnp.int32)
+        attentions = (m for m in walk(self.layers) if isinstance(m, Attention))
+        ropes = tuple(dict.fromkeys(a.rope for a in attentions if a.rope is not None))
+        return Context(
+            positions=positions,
+            scene=Scene(q_slots=slots, k_slots=slots, keep=keep, aligned=True),
+            rotary=tuple(rope.tables(positions) for rope in ropes),
+            dropout_key=dropout_key,
+            bias=None if self.position_bias is None else self.position_bias(len(slots)),
+            ropes=ropes,
+            runtime=runtime,
+        )
+
+    def hidden(
+        self, ids: jax.Array, types: jax.Array | None, ctx: Context, collect: bool = False
+    ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+        """ids (B, T) -> states (B, T, D), and if `collect` those before and after each layer."""
+        with ctx.runtime.products():
+            first = x = self.embedded(ids, types, ctx)
+            x, _, states = run(self.layers, x, ctx, None, collect)
+            x = self.norm(x)
+        return x, (first, *states[:-1], x) if collect else ()
+
+    def embedded(self, ids: jax.Array, types: jax.Array | None, ctx: Context) -> jax.Array:
+        """What the first layer is given, in the dtype that is computed in: (B, T, D)."""
+        x = _fixed(self.embed_tokens(ids), None if self.pad is None else ids == self.pad)
+        if self.embed_types is not None:
+            x = x + self.embed_types(jnp.zeros_like(ids) if types is None else types)
+        if self.embed_positions is not None:
+            still = self.count.unlearned(ctx.positions)
+            x = x + _fixed(self.embed_positions(ctx.positions), still)
+        x = self.embed_norm(ctx.runtime.computing(x))
+        x = ctx.runtime.constrain(x, "batch", "seq", "embed")
+        return dropout(x, self.dropout, ctx.of_layer(len(self.layers)).dropout_key)
+
+    def bare(self) -> bool:
+        return isinstance(self.head, Bare)
+
+    def longest(self) -> int | None:
+        if self.embed_positions is None:
+            return None
+        return self.embed_positions.weight.shape[0] - self.count.rows(0)
+
+    def _check_length(self, length: int) -> None:
+        most = self.longest()
+        if most is not None and length > most:
+            raise InputError(f"The rows have {length} tokens; this model has positions for {most}.")
+
+    def _types(self, types: Any) -> Any:
+        if types is not None and self.embed_types is not None and not isinstance(types, jax.Array):
+            most = self.embed_types.vocab_size
+            if types.min() < 0 or types.max() >= most:
+                raise InputError(f"token_type_ids hold {types.max()}; expected 0 to {most - 1}.")
+        return types
+
+
+def _fixed(x: jax.Array, still: jax.Array | None) -> jax.Array:
+    """x (B, T, D), through which no gradient passes where `still` (B, T)."""
+    return x if still is None else jnp.where(still[..., None], jax.lax.stop_gradient(x), x)
+
+
+@partial(jax.jit, static_argnames=("runtime", "hidden_states", "attentions"))
+def forward(
+    encoder: Encoder,
+    ids: jax.Array,
+    mask: jax.Array | None,
+    types: jax.Array | None,
+    positions: jax.Array | None,
+    targets: dict[str, jax.Array],
+    dropout_key: jax.Array | None,
+    *,
+    runtime: Runtime,
+    hidden_states: bool = False,
+    attentions: bool = False,
+) -> Any:
+    """The head's output, and its loss if there are targets enough; (B, C, T) are B * C rows."""
+    rows = ids.shape[:-1]
+    ids, mask, types, positions = (
+        None if x is None else x.reshape(-1, x.shape[-1]) for x in (ids, mask, types, positions)
+    )
+    keep = None if mask is None else mask.astype(bool)
+    placed = encoder.count(ids) if positions is None else positions
+    ctx = encoder.context(placed, keep, runtime, dropout_key)
+    x, states = encoder.hidden(ids, types, ctx, hidden_states or attentions)
+    key = ctx.of_layer(len(encoder.layers) + 1).dropout_key
+    kept = jnp.ones(ids.shape, bool) if keep is None else keep
+    with runtime.products():
+        out = encoder.head(Last(x, kept, encoder.embed_tokens, rows, key))
+    return dataclasses.replace(
+        out,
+        loss=encoder.head.loss(out, targets) if targets else None,
+        hidden_states=states if hidden_states else None,
+        attentions=_attentions(encoder, states, ctx) if attentions else None,
+    )
+
+
+def _attentions(
+    encoder: Encoder, states: tuple[jax.Array, ...], ctx: Context
+) -> tuple[jax.Array, ...]:
+    """What each layer looks at, computed again from what it was given."""
+    layers = unfold(encoder.layers, lambda x, i: x[i])
+    with ctx.runtime.products():
+        given = enumerate(zip(layers, states[:-1], strict=True))
+        return tuple(layer.attentions(x, ctx.of_layer(i)) for i, (layer, x) in given)

@@ -1,0 +1,107 @@
+"""What the parts of a whole model offer: the one seam between `Model` and the kinds of models."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+
+from flaxen.core.errors import InputError
+from flaxen.layers.runtime import Runtime
+
+
+@dataclasses.dataclass(frozen=True)
+class How:
+    """What a call is told besides its inputs: how it runs, and what it gives back.
+
+    dropout_key is there only while training, and only where something is dropped.
+    """
+
+    runtime: Runtime
+    train: bool = False
+    dropout_key: jax.Array | None = None
+    hidden_states: bool = False
+    attentions: bool = False
+
+
+class Skeleton:
+    """The parts of a whole model.
+
+    A kind of models is a class of these: it says what it is (`kind`), which inputs it takes
+    (`takes`), and how it is called with them. `embed_tokens` and `layers` are fields of all.
+    """
+
+    embed_tokens: Any
+    layers: Any
+    generates: ClassVar[bool] = False
+    """Whether it goes on with a text, token by token."""
+
+    def kind(self) -> str:
+        """What errors call it, with its article."""
+        raise NotImplementedError
+
+    def takes(self) -> tuple[str, ...]:
+        """The names of its inputs; it needs the first."""
+        raise NotImplementedError
+
+    def call(self, how: How, **inputs: Any) -> Any:
+        """What it makes of inputs, of which every one is given and of a known name.
+
+        Raises:
+            InputError: for inputs that do not fit together, or lack.
+        """
+        raise NotImplementedError
+
+    def loss_alone(self, how: How, **inputs: Any) -> jax.Array:
+        """The loss of a call with labels, for which nothing else need be made."""
+        return self.call(how, **inputs).loss
+
+    def features(self, ids: jax.Array, mask: jax.Array, runtime: Runtime) -> jax.Array:
+        """Hidden states of token ids (B, T) after the last layer, (B, T, D); mask (B, T) is 0 for
+        padding.
+        """
+        raise NotImplementedError
+
+    def bare(self) -> bool:
+        """Whether it has no head, and its files the names of such a model."""
+        return False
+
+    def longest(self) -> int | None:
+        """The most tokens of a row, if its weights set a limit."""
+        return None
+
+    def ties(self) -> dict[str, str]:
+        """Weights that share another's parameter: path -> the path of that one."""
+        return {}
+
+
+def only_generating(module: Any, what: str) -> None:
+    """
+    Raises:
+        InputError: for a model that cannot go on with a text, naming what it is.
+    """
+    if isinstance(module, Skeleton) and not module.generates:
+        raise InputError(
+            f"This model is {module.kind()}, which cannot {what}; a causal language model can. "
+            f"Call it with {', '.join(module.takes())}."
+        )
+
+
+def only_taken(module: Skeleton, inputs: dict[str, Any]) -> dict[str, Any]:
+    """Those inputs that are given.
+
+    Raises:
+        InputError: naming the ones that this kind of models does not take, or the one it needs.
+    """
+    given = {name: value for name, value in inputs.items() if value is not None}
+    odd = [name for name in given if name not in module.takes()]
+    if odd:
+        raise InputError(
+            f"This model is {module.kind()}, which does not take {', '.join(odd)}; it takes "
+            f"{', '.join(module.takes())}."
+        )
+    first = module.takes()[0]
+    if first not in given:
+        raise InputError(f"{first} is missing: what this model, {module.kind()}, is given first.")
+    return given
