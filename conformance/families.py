@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import argparse
 import collections
-import importlib
-import inspect
 import json
 import os
 import subprocess
@@ -132,11 +130,12 @@ def page(rows: list[dict[str, Any]]) -> str:
     import golden
 
     from flaxen.families import FILES
+    from flaxen.show.family_source import length
 
     cases = collections.defaultdict(list)
     for name in golden.cases():
         cases[golden.about(name)["model_type"]].append(name)
-    lengths = [lines(model_type) for model_type in FILES]
+    lengths = [length(model_type) for model_type in FILES]
     text = [
         HEAD.format(
             count=len(FILES),
@@ -156,6 +155,7 @@ def page(rows: list[dict[str, Any]]) -> str:
 
 def family_row(model_type: str, cases: list[str], rows: list[dict[str, Any]]) -> str:
     from flaxen.families import FILES
+    from flaxen.show.family_source import length
 
     mine = [row for row in rows if row["case"] in cases]
     failed = {row["case"] for row in mine if wrong(row)}
@@ -165,7 +165,7 @@ def family_row(model_type: str, cases: list[str], rows: list[dict[str, Any]]) ->
     cells = [
         f"`{model_type}`",
         f"{FILES[model_type]}.py",
-        str(lines(model_type)),
+        str(length(model_type)),
         ", ".join(parts) or "-",
         ", ".join(axes) or "-",
         ", ".join(f"{case}{' (fails)' if case in failed else ''}" for case in cases) or "-",
@@ -189,71 +189,6 @@ def described(cases: Iterable[str]) -> tuple[list[str], list[str]]:
         weights = paths(module, is_param).values()
         axes |= {axis for w in weights if is_param(w) for axis in w.axes}
     return sorted(parts), sorted(axes)
-
-
-def lines(model_type: str) -> int:
-    """Lines of a family: its function, and what else of its file only it uses."""
-    from flaxen.families import FILES
-
-    file = importlib.import_module(f"flaxen.families.{FILES[model_type]}")
-    source = inspect.getsource(file).splitlines()
-    return own_lines(file.__name__, model_type, "\n".join(source))
-
-
-def own_lines(module: str, model_type: str, source: str) -> int:
-    """Of the file's top-level statements, those that this family's function reaches; what several
-    families share counts with the first of them.
-    """
-    import ast
-
-    tree, first = ast.parse(source), {}
-    named = {name: node for node in tree.body for name in defined(node)}
-    for node in tree.body:
-        kind = registered(node)
-        if kind is None:
-            continue
-        todo, seen = [node], []
-        while todo:
-            at = todo.pop()
-            if at in seen:
-                continue
-            seen.append(at)
-            names = {n.id for n in ast.walk(at) if isinstance(n, ast.Name)}
-            todo += [named[n] for n in names if n in named and n != "FAMILIES"]
-        for at in seen:
-            first.setdefault(at, kind)
-    mine = [at for at, kinds in first.items() if model_type in kinds]
-    return sum(span(at) for at in mine)
-
-
-def span(node: Any) -> int:
-    above = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
-    return node.end_lineno - above + 1
-
-
-def defined(node: Any) -> list[str]:
-    import ast
-
-    if isinstance(node, ast.FunctionDef | ast.ClassDef):
-        return [node.name]
-    if isinstance(node, ast.Assign):
-        return [t.id for t in node.targets if isinstance(t, ast.Name)]
-    return []
-
-
-def registered(node: Any) -> tuple[str, ...] | None:
-    """The model types that a statement registers."""
-    import ast
-
-    if not isinstance(node, ast.FunctionDef):
-        return None
-    calls = [d for d in node.decorator_list if isinstance(d, ast.Call)]
-    kinds = [
-        c.args[1].value
-        for c in calls
-        if getattr(c.func, "id", "") == "family" and isinstance(c.args[1], ast.Constant)
-    ]
-    return tuple(kinds) or None
 
 
 HEAD = """# Families

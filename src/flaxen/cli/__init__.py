@@ -25,6 +25,7 @@ COMMANDS = {
     "diff": "Tell whether two checkpoints are equal, and how far apart they are.",
     "show": "Print the parts of a model, their sizes and where they would lie.",
     "doctor": "Tell whether a model loads, is understood in full, and fits.",
+    "families": "List the model types that load, or print a starting file for a new one.",
     "bench": "Measure prefill and decode on this machine.",
     "demo": "The whole way with a real model: answer, convert, shard, fine-tune, save.",
 }
