@@ -47,3 +47,22 @@ def test_outputs_gradients_and_bytes(name, tmp_path):
     assert {k: v.tobytes() for k, v in back.items()} == {
         k: v.tobytes() for k, v in case.weights.items()
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("mpnet/bare", {"mesh": "fsdp=4,tp=2"}),
+        ("modernbert/mean", {"mesh": "fsdp=4,tp=2"}),
+        ("modernbert/bare", {"mesh": "sp=2,tp=2,fsdp=2", "scan_layers": True}),
+        ("bert/choices", {"mesh": "dp=8"}),
+        ("mpnet/bare", {"scan_layers": True}),
+    ],
+)
+def test_meshes_and_folded_layers_change_nothing(name, how, tmp_path):
+    case = encoder_cases.case(name)
+    model = flaxen.load(encoder_cases.write(tmp_path, case.config, case.weights), **how)
+    out = model(**case.given)
+    for key, want in case.want.items():
+        got = masked(np.asarray(getattr(out, key)), case.given["attention_mask"])
+        assert np.abs(got - want).max() < 5e-5, key
