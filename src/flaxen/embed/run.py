@@ -53,10 +53,11 @@ def embed(
         raise InputError(f"texts hold a {type(odd).__name__}; expected strings.")
     at_least("batch_size", batch_size, 1)
     folder = model.origin.folder
-    if folder is None and tok is None:
+    if folder is not None:
+        recipe, tok = recipe or recipe_of(folder), tok or tokenizer(folder)
+    elif tok is None:
         raise InputError("This model comes of no folder, so it has no tokenizer; pass tok=.")
-    recipe = recipe or (Recipe() if folder is None else recipe_of(folder))
-    tok = tok or tokenizer(folder)
+    recipe = recipe or Recipe()
     before = recipe.prompt(prompt, prompt_name)
     limit = _limit(model, tok, recipe)
     rows = [_tokens(tok, before + (x.lower() if recipe.lower else x), limit) for x in given]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from flaxen.attention import Mask
@@ -19,7 +19,7 @@ from flaxen.models.encoder import Encoder
 from flaxen.models.heads import Bare, Head, MaskedLMHead, Transform
 
 Make = Callable[[Any], Any]
-Heads = Mapping[str, Callable[[Any], Head]]
+Heads = dict[str, Callable[[Any], Head]]
 
 
 def norm(c: Any) -> LayerNorm:
@@ -119,14 +119,17 @@ def pooler(c: Any) -> Transform:
     return dense(c, "tanh")
 
 
-def sequence(c: Any, hidden: Any, dropout: float, **slots: Any) -> Head:
+def sequence(
+    c: Any, hidden: Any, dropout: float, pool: Any = None, input_dropout: float = 0.0
+) -> Head:
     """Labels of rows, from what `hidden` makes of the first slot."""
     return SequenceHead(
+        pool=pool or FirstSlot(),
         hidden=hidden,
         out_proj=to_labels(c, "features"),
         problem=known_problem(c.get("problem_type")),
+        input_dropout=input_dropout,
         dropout=dropout,
-        **{"pool": FirstSlot()} | slots,
     )
 
 

@@ -126,8 +126,11 @@ OTHERS = (
 
 @family(FAMILIES, "modernbert", MODERNBERT, spare=r"head\.|decoder\.|classifier\.")
 def modernbert(c: Any) -> Encoder:
-    # How fresh weights are drawn, which sums a kernel makes in order, special tokens: no numbers.
-    for key in ("initializer_cutoff_factor", "deterministic_flash_attn", "cls_token_id"):
+    # How fresh weights are drawn, in which order a kernel adds, a special token, and an epsilon
+    # that stands in files beside `norm_eps`: none changes a number.
+    for key in ("initializer_cutoff_factor", "deterministic_flash_attn"):
+        c.get(key)
+    for key in ("cls_token_id", "layer_norm_eps"):
         c.get(key)
     head = asked_head(c, "ModernBert", MODERNBERT_HEADS, OTHERS)
     slots = {"embed_norm": norm(c), "norm": norm(c), "embed_positions": None}

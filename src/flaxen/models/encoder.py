@@ -211,9 +211,9 @@ def forward(
     attentions: bool = False,
 ) -> Any:
     """The head's output, and its loss if there are targets enough; (B, C, T) are B * C rows."""
-    rows = ids.shape[:-1]
-    ids, mask, types, positions = (
-        None if x is None else x.reshape(-1, x.shape[-1]) for x in (ids, mask, types, positions)
+    rows, ids = ids.shape[:-1], ids.reshape(-1, ids.shape[-1])
+    mask, types, positions = (
+        None if x is None else x.reshape(ids.shape) for x in (mask, types, positions)
     )
     keep = None if mask is None else mask.astype(bool)
     placed = encoder.count(ids) if positions is None else positions
