@@ -109,7 +109,13 @@ def bigcode_block(c: Any, i: int) -> Block:
     )
 
 
-@family(FAMILIES, "gpt_bigcode", BIGCODE, base_prefix="transformer", buffers=r"attn\.bias|bias")
+@family(
+    FAMILIES,
+    "gpt_bigcode",
+    BIGCODE,
+    base_prefix="transformer",
+    buffers=r"transformer\.bias|attn\.bias|attn\.masked_bias",
+)
 def gpt_bigcode(c: Any) -> Decoder:
     # Scores are always float32 here, which is all that the first two ask for; the config class has
     # made the number of key heads of the third.
