@@ -109,12 +109,18 @@ def bigcode_block(c: Any, i: int) -> Block:
     )
 
 
-@family(FAMILIES, "gpt_bigcode", BIGCODE, base_prefix="transformer", buffers=r"attn\.bias|bias")
+@family(
+    FAMILIES,
+    "gpt_bigcode",
+    BIGCODE,
+    base_prefix="transformer",
+    buffers=r"transformer\.bias|attn\.bias|attn\.masked_bias",
+)
 def gpt_bigcode(c: Any) -> Decoder:
-    # Scores are always float32 here, which is all that these two ask for; the config class has made
-    # the number of key heads of the third.
-    c.get("attention_softmax_in_fp32"), c.get("scale_attention_softmax_in_fp32")
-    c.get("multi_query")
+    # Scores are always float32 here, which is all that the first two ask for; the config class has
+    # made the number of key heads of the third.
+    for idle in ("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "multi_query"):
+        c.get(idle)
     positions = position_table(c.n_positions, c.n_embd)
     return decoder(c, bigcode_block, norm, embed_positions=positions, dropout=c.embd_pdrop)
 
