@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from flaxen.core.errors import ConfigError
 from flaxen.core.platform import compiling_for
 from flaxen.layers.grouped import grouped_dot
-from flaxen.layers.moe import Experts, Projections
+from flaxen.layers.moe import ClippedExperts, Experts, Projections, WeighedInputExperts
 from flaxen.layers.routers import NormalisedRouter, Router
 from flaxen.layers.runtime import PLAIN, Runtime
 from flaxen.quantize import Rounding, rounded
@@ -156,6 +156,62 @@ def test_a_router_scores_in_float32_whatever_the_model():
     weights, chosen = Router(weight=weight, k=1)(x)
     assert weights.dtype == jnp.float32
     assert chosen.item() == 1
+
+
+def biased() -> ClippedExperts:
+    stack = lambda seed, *shape: Projections(
+        weight=draw(E, *shape, seed=seed), bias=draw(E, shape[0], seed=seed + 10)
+    )
+    return ClippedExperts(
+        gate_proj=stack(1, F, D),
+        up_proj=stack(2, F, D),
+        down_proj=stack(3, D, F),
+        act="silu",
+        alpha=1.5,
+        limit=0.7,
+    )
+
+
+def biased_by_hand(e: Experts, x: np.ndarray, weights: np.ndarray, chosen: np.ndarray):
+    y = np.zeros(x.shape)
+    for place in np.ndindex(chosen.shape):
+        token, expert = x[place[:2]].astype(float), chosen[place]
+        through = lambda p, v: np.asarray(p.weight, float)[expert] @ v + p.bias[expert]  # noqa: B023
+        g, u = through(e.gate_proj, token).clip(max=0.7), through(e.up_proj, token).clip(-0.7, 0.7)
+        y[place[:2]] += weights[place] * through(e.down_proj, g / (1 + np.exp(-1.5 * g)) * (u + 1))
+    return y
+
+
+@pytest.mark.parametrize("mesh", [None, "ep=4,tp=2", "ep=2,tp=2,fsdp=2", "tp=2,fsdp=4"])
+def test_experts_with_biases_add_each_once(mesh):
+    """Each part of the inner width gives a part of the result: the last bias is in one of them."""
+    from flaxen.shard import plan_named
+
+    placement = None if mesh is None else Placement(make_mesh(mesh), plan_named("auto"))
+    args = tokens()
+
+    def loss(e):
+        y = e(*map(jnp.asarray, args), Runtime(placement=placement))
+        return (y * draw(*y.shape, seed=9)).sum(), y
+
+    (_, got), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(biased())
+    np.testing.assert_allclose(got, biased_by_hand(biased(), *args), atol=1e-4)
+    _, weights, chosen = args
+    want = np.zeros((E, D))
+    for place in np.ndindex(chosen.shape):
+        want[chosen[place]] += weights[place] * draw(8, 4, D, seed=9)[place[:2]]
+    np.testing.assert_allclose(grads.down_proj.bias, want, atol=1e-4)
+
+
+def test_a_weight_on_what_experts_are_given_is_not_put_on_their_results():
+    e, (x, weights, chosen) = experts(), tokens()
+    given = WeighedInputExperts(**vars(e))
+    got = given(*map(jnp.asarray, (x, weights, chosen)), PLAIN)
+    want = np.zeros(x.shape)
+    for i in range(K):
+        one = np.ones_like(weights[..., :1])
+        want += mixed_by_hand(e, x * weights[..., i : i + 1], one, chosen[..., i : i + 1])
+    np.testing.assert_allclose(got, want, atol=1e-4)
 
 
 def test_experts_whose_groups_lie_on_two_devices_are_refused():

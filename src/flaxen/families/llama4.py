@@ -69,6 +69,8 @@ def ffn(c: Any, i: int) -> MoE | GatedMLP:
 def llama4(c: Any) -> Decoder:
     # The config class has made lists of them.
     c.get("no_rope_layer_interval"), c.get("interleave_moe_layer_step")
+    # Transformers does not read it.
+    c.get("router_jitter_noise")
     # Widths of layers that there may be none of.
     c.get("intermediate_size"), c.get("intermediate_size_mlp")
     return decoder(c, with_attention(attn, ffn))
