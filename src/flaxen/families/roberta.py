@@ -44,19 +44,18 @@ def roberta_spare(prefix: str) -> str:
     return rf"({prefix}\.)?pooler\.|lm_head\.|classifier\.|qa_outputs\."
 
 
-def roberta(c: Any, prefix: str) -> Encoder:
+ROBERTA, SPARE = bert_layers("roberta") | OWN_HEADS, roberta_spare("roberta")
+
+
+@family(FAMILIES, "roberta", ROBERTA, base_prefix="roberta", spare=SPARE)
+def roberta(c: Any, prefix: str = "Roberta") -> Encoder:
     head = asked_head(c, prefix, ROBERTA_HEADS, ["classifier_dropout"])
     return encoder(c, head, embed_types=types(c), count=CountAfter(c.pad_token_id))
 
 
-for _type, _prefix in {"roberta": "Roberta", "xlm-roberta": "XLMRoberta"}.items():
-    family(
-        FAMILIES,
-        _type,
-        bert_layers("roberta") | OWN_HEADS,
-        base_prefix="roberta",
-        spare=roberta_spare("roberta"),
-    )(partial(roberta, prefix=_prefix))
+@family(FAMILIES, "xlm-roberta", ROBERTA, base_prefix="roberta", spare=SPARE)
+def xlm_roberta(c: Any) -> Encoder:
+    return roberta(c, "XLMRoberta")
 
 
 MPNET = (
