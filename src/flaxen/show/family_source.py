@@ -91,8 +91,9 @@ def starting_file(name: str, like: str) -> str:
     function = re.sub(r"\W", "_", name.lower())
     last = re.sub(rf"\bdef {made.name}\(", f"def {function}(", source.code(made), count=1)
     body[parts.index(made)] = re.sub(rf'(FAMILIES,\s*)"{like}"', rf'\1"{name}"', last, count=1)
+    imports = [f"{line}\n" if "__future__" in line else line for line in imports]
     head = f'"""{name}: say here how it differs from {like}."""\n\n' + "\n".join(imports)
-    return "\n\n\n".join([head, *body]) + "\n" + _to_do(name, like)
+    return "\n\n\n".join([head, *body]) + "\n\n" + _to_do(name, like)
 
 
 def _to_do(name: str, like: str) -> str:
