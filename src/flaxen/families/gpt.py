@@ -99,9 +99,13 @@ BIGCODE = GPT2 | {"qkv": Join("attn.c_attn", GROUPED)}
 
 
 def bigcode_block(c: Any, i: int) -> Block:
-    scale = head_dim(c) ** -0.5 if c.scale_attn_weights else 1.0
+    attn = {
+        "kv_heads": 1 if c.multi_query else c.n_head,
+        "scale": head_dim(c) ** -0.5 if c.scale_attn_weights else 1.0,
+        "dropout": c.attn_pdrop,
+    }
     return Block(
-        self_attn=self_attn(c, i, bias=True, rope=None, scale=scale, dropout=c.attn_pdrop),
+        self_attn=self_attn(c, i, bias=True, rope=None, **attn),
         mlp=net(c, c.n_inner),
         input_layernorm=norm(c),
         pre_feedforward_layernorm=norm(c),
@@ -117,9 +121,8 @@ def bigcode_block(c: Any, i: int) -> Block:
     buffers=r"transformer\.bias|attn\.bias|attn\.masked_bias",
 )
 def gpt_bigcode(c: Any) -> Decoder:
-    # Scores are always float32 here, which is all that the first two ask for; the config class has
-    # made the number of key heads of the third.
-    for idle in ("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "multi_query"):
+    # Scores are always float32 here, which is all that these ask for.
+    for idle in ("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"):
         c.get(idle)
     positions = position_table(c.n_positions, c.n_embd)
     return decoder(c, bigcode_block, norm, embed_positions=positions, dropout=c.embd_pdrop)
