@@ -43,8 +43,8 @@ class Editable:
     def get_output_embeddings(self: Any) -> Linear:
         """The head, weight (V, D); a tied one has the weight of the token embeddings."""
         only_generating(self.module, "give output embeddings")
-        head = self.module.lm_head
-        return Linear(weight=self.module.embed_tokens.weight) if head is None else head
+        head, table = self.module.lm_head, self.module.embed_tokens
+        return Linear(weight=table.weight, bias=table.bias) if head is None else head
 
     def set_output_embeddings(self: Any, new: Any) -> Any:
         """With another weight of the head, and bias where it has one. A tied head stays tied, so
@@ -182,10 +182,10 @@ class Editable:
 
 
 def _with_weights(part: Any, new: Any) -> Any:
-    """The part with the weights of another one, or with an array as its weight."""
+    """The part with the weights of another one, or with an array as its weight and its own bias."""
     given = {"weight": getattr(new, "weight", new)}
     if getattr(part, "bias", None) is not None:
-        given["bias"] = getattr(new, "bias", None)
+        given["bias"] = getattr(new, "bias", part.bias)
     return _placed(dataclasses.replace(part, **given), part)
 
 

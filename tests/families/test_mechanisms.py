@@ -16,8 +16,8 @@ from flaxen.attention import AttentionSettings
 from flaxen.models.causal import forward
 
 MECHANISMS = ["vanilla", "sdpa", "blockwise"]
-CASES = ["llama", "mistral", "gemma3_text", "gpt2", "phi3"]
-"""Grouped heads, windows, both kinds of layers, heads that are not grouped, long prompts."""
+CASES = ["llama", "mistral", "gemma3_text", "gpt2", "phi3", "bloom"]
+"""Grouped heads, windows, both kinds of layers, heads that are not grouped, long prompts, ALiBi."""
 LOGITS = 5e-5
 
 

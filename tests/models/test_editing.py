@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 import flaxen
 from flaxen.core.errors import ConfigError, InputError
@@ -238,3 +238,20 @@ def test_the_bias_of_a_head_follows():
     wide = padded(decoder, 8, None)
     assert wide.lm_head.bias.shape == (8,)
     assert np.isneginf(wide.logits(jnp.ones((1, 4)), PLAIN)[:, 6:]).all()
+
+
+def test_the_bias_of_a_tied_head_stays_with_it(tmp_path):
+    case = golden.case("phi")
+    folder = golden.write_folder(case, tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    untied = {k: v for k, v in case.weights.items() if k != "lm_head.weight"}
+    save_file(untied, folder / "model.safetensors", metadata={"format": "pt"})
+    model = flaxen.load(folder)
+    bias = case.weights["lm_head.bias"]
+    np.testing.assert_array_equal(model.get_output_embeddings().bias, bias)
+    doubled = model.set_input_embeddings(2 * model.get_input_embeddings().weight)
+    np.testing.assert_array_equal(doubled.get_output_embeddings().bias, bias)
+    more = model.resize_token_embeddings(130)
+    np.testing.assert_allclose(more.get_output_embeddings().bias[:128], bias)
+    assert more.get_output_embeddings().bias.shape == (130,)

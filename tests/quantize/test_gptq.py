@@ -41,7 +41,8 @@ def test_words_hold_numbers_as_the_format_says(rounding):
 
 
 @pytest.mark.parametrize(
-    ("name", "bits", "scan"), [("llama", 4, True), ("phi3", 8, False), ("mixtral", 4, False)]
+    ("name", "bits", "scan"),
+    [("llama", 4, True), ("phi3", 8, False), ("mixtral", 4, False), ("falcon", 8, False)],
 )
 def test_a_folder_holds_the_same_values_bit_for_bit(tmp_path, name, bits, scan):
     golden.write_folder(golden.case(name), tmp_path / "a")
