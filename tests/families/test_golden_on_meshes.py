@@ -18,6 +18,16 @@ ONCE = {
     "qwen3_moe": None,
     "gpt2": "tp=2,fsdp=4",
     "phi3": "sp=2,tp=2,fsdp=2",
+    "mamba": "tp=2,fsdp=4",
+    "mamba2": "sp=2,tp=2,fsdp=2",
+    "jamba": "ep=2,tp=2,fsdp=2",
+    "lfm2": None,
+    "qwen3_next": "tp=2,fsdp=4",
+    "falcon_mamba": None,
+    "bamba": None,
+    "granitemoehybrid": None,
+    "lfm2_moe": None,
+    "minimax": "tp=2,fsdp=4",
 }
 """These differ in how experts run or weights are stored: one mesh that cuts just that, or none if
 another has the same parts.
