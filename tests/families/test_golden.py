@@ -5,12 +5,13 @@ from __future__ import annotations
 import golden
 import numpy as np
 import pytest
+from golden_meshes import SAME
 from safetensors.numpy import load_file
 
 import flaxen
 
 CASES = golden.cases()
-FOLDED = ["llama", "gemma3_text", "qwen2", "llama_rope_dynamic", "mixtral"]
+FOLDED = ["llama", "gemma3_text", "qwen2", "llama_rope_dynamic", "mixtral", "qwen3_next"]
 FOLDED += ["gpt_neox", "opt_350m_style", "bloom"]
 """With `scan_layers`: every kind of layer; other rope tables differ before the layers only."""
 LOSS, GRADIENTS = 1e-5, 1e-3
@@ -70,11 +71,12 @@ def test_logits_past_every_window_and_rope_switch(loaded):
 
 @pytest.mark.parametrize(
     "loaded",
-    [pytest.param((n, scan), id=label(n, scan)) for scan in (False, True) for n in FOLDED],
+    [pytest.param((n, scan), id=label(n, scan)) for scan in (False, True) for n in FOLDED]
+    + [pytest.param((n, False), id=label(n, False)) for n in SAME if n not in FOLDED],
     indirect=True,
 )
 def test_logits_loss_and_gradient_norms_at_given_positions(loaded, tmp_path):
-    """Those of all cases, on a mesh, are in test_golden_on_meshes.py."""
+    """Those of all other cases, on a mesh, are in test_golden_on_meshes.py."""
     case, model = loaded
     x = case.arrays
     logits, loss, grads = golden.logits_loss_and_gradients(case, model)

@@ -27,7 +27,7 @@ def step(h, x, dt, b, c):
 
 def fast(state, x, dt, b, c, documents):
     starts = None if documents is None else jnp.diff(documents, axis=1, prepend=0) != 0
-    return selective_scan(x, dt, A, b, c, state, starts)
+    return selective_scan(x, dt, jnp.asarray(A, x.dtype), b, c, state, starts)
 
 
 @pytest.mark.parametrize("length", plain.LENGTHS)

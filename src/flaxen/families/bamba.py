@@ -37,7 +37,8 @@ BAMBA = (
 
 def mixer(c: Any) -> Mamba2:
     # The width, which heads and their channels give, and how long pieces are.
-    c.get("mamba_expand"), c.get("mamba_chunk_size")
+    for key in ("mamba_expand", "mamba_chunk_size"):
+        c.get(key)
     norm = gate_then_norm(c.rms_norm_eps, c.mamba_n_heads, c.mamba_d_head, c.mamba_n_groups)
     return mamba2(
         norm,
@@ -101,5 +102,7 @@ def granitemoehybrid(c: Any) -> Decoder:
     # Without positions nothing turns; without experts there is no width of theirs.
     for key in ("rope_parameters", "intermediate_size", "num_experts_per_tok"):
         c.get(key)
-    c.get("attention_multiplier"), c.get("position_embedding_type")
+    # Without attention its scale and positions are of none.
+    for key in ("attention_multiplier", "position_embedding_type"):
+        c.get(key)
     return granite.decoder(c, granite_ffn, granite_mixer)

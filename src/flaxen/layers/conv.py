@@ -59,7 +59,7 @@ def _of_same(before: jax.Array, line: Line, back: int) -> jax.Array:
     return jnp.where(same.reshape(*same.shape, *[1] * (before.ndim - 2)), before, 0)
 
 
-def short_conv(kernel: int, *, bias: bool = False, **channels: int) -> ShortConv:
+def short_conv(kernel: int, channels: dict[str, int], *, bias: bool = False) -> ShortConv:
     """By sizes; the file's filters have an axis of one between channels and kernel."""
     flat = f"({' '.join(channels)})"
     return ShortConv(

@@ -43,8 +43,8 @@ def fading(
         new = jnp.einsum("BLKGP,BLKS->BKGPS", v * fade.until[..., None], k)
         return (fade.whole[..., None, None] * state + new, fade.document), y
 
-    (state, _), y = in_pieces(step, (state, first_document(documents)), (q, k, v, decay, documents))
-    return y, state
+    (last, _), y = in_pieces(step, (state, first_document(documents)), (q, k, v, decay, documents))
+    return y, last
 
 
 def first_document(documents: jax.Array | None) -> jax.Array | None:

@@ -58,8 +58,8 @@ def delta_rule(
         return (fade.whole[..., None, None] * state + new, fade.document), y
 
     xs = (q, k, v, decay, beta, documents)
-    (state, _), y = in_pieces(step, (state, first_document(documents)), xs)
-    return y, state
+    (last, _), y = in_pieces(step, (state, first_document(documents)), xs)
+    return y, last
 
 
 def _solved(known: jax.Array, wanted: jax.Array) -> jax.Array:
@@ -155,9 +155,9 @@ def gated_delta_net(
         in_z=linear(D, V),
         in_b=linear(D, G),
         in_a=linear(D, G),
-        conv_q=short_conv(kernel, **H),
-        conv_k=short_conv(kernel, **H),
-        conv_v=short_conv(kernel, **V),
+        conv_q=short_conv(kernel, H),
+        conv_k=short_conv(kernel, H),
+        conv_v=short_conv(kernel, V),
         A_log=zeros_param("(kv_heads group)", **G),
         dt_bias=ones_param("(kv_heads group)", **G),
         gate_norm=norm_then_gate(eps, value_dim),

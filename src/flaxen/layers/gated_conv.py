@@ -42,6 +42,6 @@ def gated_conv(embed: int, kernel: int, *, bias: bool = False) -> GatedConv:
         in_b=linear(D, F, bias=bias),
         in_c=linear(D, F, bias=bias),
         in_x=linear(D, F, bias=bias),
-        conv=short_conv(kernel, bias=bias, **F),
+        conv=short_conv(kernel, F, bias=bias),
         out_proj=linear(F, D, bias=bias),
     )

@@ -130,7 +130,7 @@ def mamba(
     return Mamba(
         in_x=linear(D, F, bias=bias),
         in_z=linear(D, F, bias=bias),
-        conv1d=short_conv(kernel, bias=conv_bias, **F),
+        conv1d=short_conv(kernel, F, bias=conv_bias),
         x_dt=linear(F, {"rank": rank}),
         x_b=linear(F, {"state": state}),
         x_c=linear(F, {"state": state}),

@@ -56,7 +56,7 @@ class Line:
         return None if self.starts is None else jnp.cumsum(self.starts, 1, dtype=jnp.int32)
 
 
-def line_of(ctx: Context, shape: tuple[int, int]) -> Line:
+def line_of(ctx: Context, shape: tuple[int, ...]) -> Line:
     """The line of the tokens (B, T) that a layer is given."""
     B, T = shape
     real = ctx.scene.keep if ctx.at is None else ctx.at.valid

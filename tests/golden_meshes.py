@@ -1,0 +1,59 @@
+"""On which meshes the golden cases run."""
+
+from __future__ import annotations
+
+import golden
+
+MESHES = ["dp=8", "fsdp=8", "tp=2,fsdp=4", "sp=2,tp=2,fsdp=2"]
+EXPERTS = "ep=2,tp=2,fsdp=2"
+
+SEVERAL = {"llama": MESHES, "gemma3_text": MESHES, "mixtral": [EXPERTS, "dp=2,ep=2,tp=2"]}
+"""All arrangements; every other case runs on one."""
+
+OTHERS = {
+    "qwen2_moe": "dp=2,ep=4",
+    "phimoe": "dp=2,ep=4",
+    "olmoe": EXPERTS,
+    "granitemoe": EXPERTS,
+    "gpt_oss": EXPERTS,
+    "llama4_text": EXPERTS,
+    "deepseek_v2": EXPERTS,
+    "deepseek_v3": "sp=2,ep=2,tp=2",
+    "phi3": "sp=2,tp=2,fsdp=2",
+    "glm": "sp=2,tp=2,fsdp=2",
+    "mpt": "sp=2,tp=2,fsdp=2",
+    "mamba2": "sp=2,tp=2,fsdp=2",
+    "jamba": EXPERTS,
+    "lfm2_moe": EXPERTS,
+    "granitemoehybrid": EXPERTS,
+}
+"""Experts have an axis of their own; some have their sequence cut."""
+
+SAME = {
+    "llama_rope_dynamic": "llama_rope_linear",
+    "llama_rope_llama3": "llama_rope_linear",
+    "llama_rope_yarn": "llama_rope_linear",
+    "mistral": "starcoder2",
+    "qwen3": "olmo2",
+    "qwen3_moe": "qwen2_moe",
+    "olmo": "llama",
+    "smollm3": "llama",
+    "ernie4_5": "llama",
+    "glm4": "glm",
+    "gemma": "gemma3_text",
+    "gemma2": "gemma3_text",
+    "cohere": "cohere2",
+    "gpt_neo": "gpt2",
+    "persimmon": "gpt_neox",
+    "falcon_rw_style": "falcon",
+    "falcon_mamba": "mamba",
+    "lfm2": "lfm2_moe",
+    "bamba": "granitemoehybrid",
+}
+"""These are cut as another case is."""
+
+
+def runs() -> list[tuple[str, str]]:
+    """Every case and where it runs."""
+    names = [name for name in golden.cases() if name not in SAME]
+    return [(n, m) for n in names for m in SEVERAL.get(n, [OTHERS.get(n, "tp=2,fsdp=4")])]
