@@ -37,6 +37,10 @@ def test_outputs_gradients_and_bytes(name, tmp_path):
         got = masked(np.asarray(getattr(out, key)), case.given["attention_mask"])
         assert got.shape == want.shape, key
         assert np.abs(got - want).max() < (1e-5 if key == "loss" else 5e-5), key
+    if "loss" in case.want:
+        inputs = {key: x for key, x in case.given.items() if key != "input_ids"}
+        alone = model.loss(case.given["input_ids"], **inputs)
+        assert abs(alone - case.want["loss"]) < 1e-5
     if grads is not None:
         grads.save(tmp_path / "grads")
         hub = load_file(tmp_path / "grads" / "model.safetensors")
