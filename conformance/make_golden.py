@@ -112,7 +112,8 @@ def inputs(vocab: int) -> dict[str, np.ndarray]:
     ids, gen_mask = draw(3, 12), np.ones((2, 12), np.int32)
     gen_mask[1, :4] = 0
     labels = np.where(mask == 1, ids, -100).astype(np.int32)
-    labels[0, 5] = -100
+    # The first real token of the padded row would be predicted from a padded slot.
+    labels[0, 5] = labels[1, 4] = -100
     return {
         "input_ids": np.where(mask == 1, ids, 0).astype(np.int32),
         "attention_mask": mask,
@@ -181,7 +182,7 @@ def gradients(
     )
     out.loss.backward()
     with torch.no_grad():
-        for p in model.parameters():
+        for p in [*model.parameters(), *model.buffers()]:
             p.copy_(torch.zeros_like(p) if p.grad is None else p.grad)
     with tempfile.TemporaryDirectory() as place:
         grads = checkpoint(model, Path(place))
