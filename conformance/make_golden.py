@@ -190,7 +190,7 @@ def gradients(
     )
     out.loss.backward()
     with torch.no_grad():
-        for p in model.parameters():
+        for p in [*model.parameters(), *model.buffers()]:
             p.copy_(torch.zeros_like(p) if p.grad is None else p.grad)
     with tempfile.TemporaryDirectory() as place:
         grads = checkpoint(model, Path(place))

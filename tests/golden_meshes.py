@@ -26,6 +26,7 @@ OTHERS = {
     "jamba": EXPERTS,
     "lfm2_moe": EXPERTS,
     "granitemoehybrid": EXPERTS,
+    "ernie4_5_moe": EXPERTS,
 }
 """Experts have an axis of their own; some have their sequence cut."""
 
@@ -49,6 +50,15 @@ SAME = {
     "falcon_mamba": "mamba",
     "lfm2": "lfm2_moe",
     "bamba": "granitemoehybrid",
+    "olmo3": "olmo2",
+    "arcee": "llama",
+    "seed_oss": "llama",
+    "ministral": "llama",
+    "helium": "llama",
+    "exaone4": "olmo2",
+    "glm4_moe": "deepseek_v3",
+    "granitemoeshared": "granitemoe",
+    "hunyuan_v1_moe": "qwen2_moe",
 }
 """These are cut as another case is."""
 

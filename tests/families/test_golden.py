@@ -12,7 +12,7 @@ import flaxen
 
 CASES = golden.cases()
 FOLDED = ["llama", "gemma3_text", "qwen2", "llama_rope_dynamic", "mixtral", "qwen3_next"]
-FOLDED += ["gpt_neox", "opt_350m_style", "bloom"]
+FOLDED += ["gpt_neox", "opt_350m_style", "bloom", "granitemoe"]
 """With `scan_layers`: every kind of layer; other rope tables differ before the layers only."""
 LOSS, GRADIENTS = 1e-5, 1e-3
 """Bounds of tests/data/golden/README.md: absolute, relative."""

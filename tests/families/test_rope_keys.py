@@ -181,3 +181,12 @@ def test_settings_for_all_layers_are_not_ignored_where_each_kind_has_its_own():
     with pytest.raises(ConfigError, match="factor=8.0 for all layers and full_attention="):
         ropes("gemma3_text", rope_parameters={"rope_type": "linear", "factor": 8.0})
     check_layers({"full_attention": {"rope_theta": 1e4}, "sliding_attention": None})
+
+
+def test_an_older_base_of_olmo3_is_of_all_its_layers():
+    layers = ["sliding_attention", "full_attention", "sliding_attention"]
+    scaling = {"rope_type": "linear", "factor": 2.0}
+    older = {"rope_theta": 1000.0, "rope_scaling": scaling, "layer_types": layers}
+    found = ropes("olmo3", sliding_window=4, **older)
+    assert [r["rope_theta"] for r in found] == [1000.0] * 3
+    assert [r["type"] for r in found] == ["default", "linear", "default"]

@@ -37,14 +37,14 @@ STACKED = LLAMA | {
 
 
 def attn(c: Any, i: int) -> Attention:
-    chunked = c.layer_types[i] == "chunked_attention"
+    chunk = c.attention_chunk_size
     turns = bool(c.no_rope_layers[i])
     turn = dataclasses.replace(rotary(c), interleaved=True)
     made = self_attn(
         c,
         i,
         rope=turn if turns else None,
-        mask=Mask(chunk=c.attention_chunk_size if chunked else None),
+        mask=Mask(chunk=chunk if c.layer_types[i] == "chunked_attention" else None),
     )
     growth, floor = float(c.attn_scale), float(c.floor_scale)
     tuned, normed = c.attn_temperature_tuning, c.use_qk_norm

@@ -48,6 +48,7 @@ def one_spelling(raw: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: naming the key and both values where old and new keys contradict each other.
     """
+    raw = _of_both_kinds(raw) if raw.get("model_type") == "olmo3" else raw
     new, old = _settings(raw, "rope_parameters"), _settings(raw, "rope_scaling")
     given = new or old
     if not given:
@@ -70,6 +71,19 @@ def one_spelling(raw: Mapping[str, Any]) -> dict[str, Any]:
         if length and raw.get("model_type") == "phi3":  # its class has a default, which would win
             out[LENGTH] = length
     return out
+
+
+def _of_both_kinds(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """OLMo 3's class gives an older `rope_theta` to the layers without a window alone; it was meant
+    for all, and `rope_scaling` for those.
+    """
+    theta = raw.get("rope_theta")
+    if theta is None or raw.get("rope_parameters"):
+        return raw
+    base = {"rope_type": "default", "rope_theta": theta}
+    both = {FULL: base | _settings(raw, "rope_scaling"), SLIDING: base}
+    rest = {k: v for k, v in raw.items() if k not in ("rope_theta", "rope_scaling")}
+    return {**rest, "rope_parameters": both}
 
 
 def both_spellings(raw: Mapping[str, Any]) -> dict[str, Any]:
