@@ -9,10 +9,11 @@ from typing import Any
 from flaxen.core.tree import param
 from flaxen.families.common import decoder, self_attn
 from flaxen.families.family import Family, family
-from flaxen.layers.block import Block, PostNormBlock
+from flaxen.layers.block import Block
 from flaxen.layers.linear import Chain, Embedding, TokenPositions, linear, position_table
 from flaxen.layers.mlp import mlp
 from flaxen.layers.norm import Identity, LayerNorm, layer_norm
+from flaxen.layers.post_norm import PostNormBlock
 from flaxen.models.decoder import Decoder
 
 FAMILIES: dict[str, Family] = {}
@@ -44,12 +45,13 @@ def block(c: Any, i: int) -> Block | PostNormBlock:
     parts = {
         "self_attn": self_attn(c, i, bias=c.enable_bias, rope=None),
         "mlp": mlp(c.hidden_size, c.ffn_dim, c.activation_function, bias=c.enable_bias),
-        "dropout": float(c.dropout),
     }
+    drop = float(c.dropout)
     if c.do_layer_norm_before:
-        return Block(input_layernorm=norm(c), pre_feedforward_layernorm=norm(c), **parts)
+        norms = {"input_layernorm": norm(c), "pre_feedforward_layernorm": norm(c)}
+        return Block(**norms, **parts, dropout=drop)
     norms = {"post_attention_layernorm": norm(c), "post_feedforward_layernorm": norm(c)}
-    return PostNormBlock(**norms, **parts)
+    return PostNormBlock(**norms, **parts, attn_dropout=drop, mlp_dropout=drop)
 
 
 @family(FAMILIES, "opt", OPT)

@@ -71,29 +71,6 @@ class ParallelBlock:
 
 
 @module
-class PostNormBlock:
-    """Each sublayer is norm(x + f(x)): the original Transformer."""
-
-    self_attn: Any
-    mlp: Any
-    post_attention_layernorm: Any
-    post_feedforward_layernorm: Any
-    dropout: static[float] = 0.0
-
-    def __call__(self, x: jax.Array, ctx: Context, cache: Any = None) -> tuple[jax.Array, Any]:
-        """x (B, T, D) -> (B, T, D), and this layer's cache."""
-        drop = drops(self.dropout, ctx)
-        y, cache = self.self_attn(x, ctx, cache)
-        x = self.post_attention_layernorm(x + drop[0](y))
-        x = self.post_feedforward_layernorm(x + drop[1](feed_forward(self.mlp, x, ctx)))
-        return laid_out(x, ctx), cache
-
-    def attentions(self, x: jax.Array, ctx: Context) -> jax.Array:
-        """As `Block.attentions`."""
-        return self.self_attn.weights(x, ctx)
-
-
-@module
 class NormedStreamBlock:
     """Each sublayer is h + f(h), h = norm(x): the stream itself is normalised (some Bloom)."""
 

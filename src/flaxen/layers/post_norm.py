@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from flaxen.core.tree import module, static
+from flaxen.layers.block import laid_out
 from flaxen.layers.chunked_mlp import feed_forward
 from flaxen.layers.context import Context
 from flaxen.layers.dropout import dropout
@@ -30,10 +31,7 @@ class PostNormBlock:
         x = self.post_attention_layernorm(x + y)
         y = feed_forward(self.mlp, x, ctx)
         y = dropout(y, self.mlp_dropout, ctx.of_layer(2).dropout_key)
-        x = self.post_feedforward_layernorm(x + y)
-        if ctx.runtime.constrain_blocks:
-            x = ctx.runtime.constrain(x, "batch", "seq", "embed")
-        return x, cache
+        return laid_out(self.post_feedforward_layernorm(x + y), ctx), cache
 
     def attentions(self, x: jax.Array, ctx: Context) -> jax.Array:
         """What each head looks at when the block is given x (B, T, D): (B, N, T, T)."""
