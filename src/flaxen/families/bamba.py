@@ -9,6 +9,7 @@ from flaxen.convert.relation import Join
 from flaxen.families import granite
 from flaxen.families.common import LLAMA, decoder, head_dim, rotary, self_attn, with_attention
 from flaxen.families.family import Family, family
+from flaxen.families.hybrid import maybe_absent
 from flaxen.families.mamba import joined2
 from flaxen.layers.gated_norm import gate_then_norm
 from flaxen.layers.mamba2 import Mamba2, mamba2
@@ -35,10 +36,22 @@ BAMBA = (
 )
 
 
+MAMBA = (
+    "mamba_chunk_size",
+    "mamba_conv_bias",
+    "mamba_d_conv",
+    "mamba_d_head",
+    "mamba_d_state",
+    "mamba_expand",
+    "mamba_n_groups",
+    "mamba_n_heads",
+    "mamba_proj_bias",
+    "time_step_limit",
+)
+"""Keys of Mamba layers; the width follows from heads, and how long pieces are changes nothing."""
+
+
 def mixer(c: Any) -> Mamba2:
-    # The width, which heads and their channels give, and how long pieces are.
-    for key in ("mamba_expand", "mamba_chunk_size"):
-        c.get(key)
     norm = gate_then_norm(c.rms_norm_eps, c.mamba_n_heads, c.mamba_d_head, c.mamba_n_groups)
     return mamba2(
         norm,
@@ -63,8 +76,8 @@ def bamba_mixer(c: Any, i: int) -> Any:
 @family(FAMILIES, "bamba", BAMBA)
 def bamba(c: Any) -> Decoder:
     # The kinds of layers are made of the first; the others are of training and generation.
-    for key in ("attn_layer_indices", "z_loss_coefficient", "num_logits_to_keep"):
-        c.get(key)
+    maybe_absent(c, "attn_layer_indices", "z_loss_coefficient", "num_logits_to_keep")
+    maybe_absent(c, *MAMBA)
     return decoder(c, with_attention(bamba_mixer))
 
 
@@ -100,9 +113,6 @@ def granite_ffn(c: Any, i: int) -> MoE | GatedMLP:
 @family(FAMILIES, "granitemoehybrid", GRANITE)
 def granitemoehybrid(c: Any) -> Decoder:
     # Without positions nothing turns; without experts there is no width of theirs.
-    for key in ("rope_parameters", "intermediate_size", "num_experts_per_tok"):
-        c.get(key)
-    # Without attention its scale and positions are of none.
-    for key in ("attention_multiplier", "position_embedding_type"):
-        c.get(key)
+    maybe_absent(c, "intermediate_size", "num_experts_per_tok", "attention_multiplier")
+    maybe_absent(c, "position_embedding_type", *MAMBA)
     return granite.decoder(c, granite_ffn, granite_mixer)

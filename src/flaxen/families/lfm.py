@@ -11,6 +11,7 @@ from typing import Any
 from flaxen.convert.relation import Join
 from flaxen.families.common import decoder, head_dim, packed, self_attn
 from flaxen.families.family import Family, family
+from flaxen.families.hybrid import maybe_absent
 from flaxen.layers.block import Block
 from flaxen.layers.gated_conv import gated_conv
 from flaxen.layers.mlp import GatedMLP, gated_mlp
@@ -77,8 +78,8 @@ def block(c: Any, i: int, ffn: Callable[[Any, int], Any] = dense) -> Block:
 
 @family(FAMILIES, "lfm2", LFM2)
 def lfm2(c: Any) -> Decoder:
-    # The config class has made layer_types of it.
-    c.get("full_attn_idxs")
+    # The config class has made layer_types of the last one.
+    maybe_absent(c, "conv_L_cache", "conv_bias", "full_attn_idxs")
     return decoder(c, block, norm)
 
 
@@ -105,4 +106,7 @@ def experts(c: Any, i: int) -> MoE | GatedMLP:
 
 @family(FAMILIES, "lfm2_moe", LFM2_MOE, packed("feed_forward", "w1", "w3", "w2"))
 def lfm2_moe(c: Any) -> Decoder:
+    maybe_absent(c, "conv_L_cache", "conv_bias", "num_experts", "num_experts_per_tok")
+    maybe_absent(c, "use_expert_bias", "norm_topk_prob", "routed_scaling_factor")
+    maybe_absent(c, "moe_intermediate_size", "intermediate_size")
     return decoder(c, partial(block, ffn=experts), norm)

@@ -8,6 +8,7 @@ from flaxen.convert.relation import Join
 from flaxen.families.common import MOE, decoder, head_dim, self_attn
 from flaxen.families.family import Family, family
 from flaxen.families.gemma import head_norm, norm
+from flaxen.families.hybrid import maybe_absent
 from flaxen.families.qwen import PACKED, SHARED, experts
 from flaxen.layers.block import Block
 from flaxen.layers.delta import GatedDeltaNet, gated_delta_net
@@ -82,4 +83,7 @@ def block(c: Any, i: int) -> Block:
     FAMILIES, "qwen3_next", MOE | SHARED | NEXT, PACKED, buffers=r"rotary_emb\.inv_freq|mtp\..*"
 )
 def qwen3_next(c: Any) -> Decoder:
+    maybe_absent(c, "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim")
+    maybe_absent(c, "linear_value_head_dim", "linear_conv_kernel_dim", "num_experts")
+    maybe_absent(c, "num_experts_per_tok", "norm_topk_prob", "moe_intermediate_size")
     return decoder(c, block, norm)
