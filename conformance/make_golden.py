@@ -112,7 +112,7 @@ def inputs(vocab: int) -> dict[str, np.ndarray]:
     ids, gen_mask = draw(3, 12), np.ones((2, 12), np.int32)
     gen_mask[1, :4] = 0
     labels = np.where(mask == 1, ids, -100).astype(np.int32)
-    # The first real token of the padded row would be predicted from a padded slot.
+    # No label is predicted from a padded slot, where models of other kinds say other things.
     labels[0, 5] = labels[1, 4] = -100
     return {
         "input_ids": np.where(mask == 1, ids, 0).astype(np.int32),
