@@ -4,7 +4,6 @@ mixture whose experts are given weighed inputs.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from flaxen.attention import Mask
@@ -39,7 +38,7 @@ STACKED = LLAMA | {
 def attn(c: Any, i: int) -> Attention:
     chunk = c.attention_chunk_size
     turns = bool(c.no_rope_layers[i])
-    turn = dataclasses.replace(rotary(c), interleaved=True)
+    turn = rotary(c, interleaved=True)
     made = self_attn(
         c,
         i,
