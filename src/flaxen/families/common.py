@@ -71,12 +71,13 @@ def partly(c: Any, **more: Any) -> Rope:
     return rope(c.rope_parameters, head_dim(c), c.max_position_embeddings, **more)
 
 
-def rotary(c: Any, layer_type: str | None = None) -> Rope | None:
+def rotary(c: Any, layer_type: str | None = None, **more: Any) -> Rope | None:
     """The rope of all layers, or of one kind of them; None where these do not rotate."""
     if layer_type is None:
-        made = partly(c)
+        made = partly(c, **more)
     else:
-        made = layer_rope(c.rope_parameters, layer_type, head_dim(c), c.max_position_embeddings)
+        sizes = head_dim(c), c.max_position_embeddings
+        made = layer_rope(c.rope_parameters, layer_type, *sizes, **more)
     if made is not None and made.dim != head_dim(c):
         raise ConfigError(
             f"partial_rotary_factor turns {made.dim} of {head_dim(c)} channels; this family turns "

@@ -105,7 +105,8 @@ def sparse(c: Any, i: int, gate: Callable[[Any], Any]) -> MoE | GatedMLP:
 def softmax_gate(c: Any) -> GroupedRouter:
     groups = {"groups": 1, "best": 1}
     # Groups mean nothing to the greedy method.
-    c.get("n_group"), c.get("topk_group")
+    c.get("n_group")
+    c.get("topk_group")
     if c.topk_method == "group_limited_greedy":
         groups = {"groups": c.n_group, "best": c.topk_group}
     elif c.topk_method != "greedy":
@@ -138,7 +139,8 @@ PACKED = packed("mlp", "gate_proj", "up_proj", "down_proj")
 
 def latent_decoder(c: Any, attn: Callable[[Any, int], Any], gate: Callable[[Any], Any]) -> Decoder:
     # The config class makes both of qk_nope_head_dim and qk_rope_head_dim.
-    c.get("head_dim"), c.get("qk_head_dim")
+    c.get("head_dim")
+    c.get("qk_head_dim")
     return decoder(c, with_attention(attn, lambda c, i: sparse(c, i, gate)))
 
 

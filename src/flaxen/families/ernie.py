@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from flaxen.core.tree import zeros_param
@@ -26,8 +25,7 @@ FAMILIES: dict[str, Family] = {}
 
 
 def attn(c: Any, i: int) -> Attention:
-    neighbours = dataclasses.replace(rotary(c), interleaved=True)
-    return self_attn(c, i, bias=bool(c.use_bias), rope=neighbours)
+    return self_attn(c, i, bias=bool(c.use_bias), rope=rotary(c, interleaved=True))
 
 
 def net(c: Any, width: int) -> GatedMLP:

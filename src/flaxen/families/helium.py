@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from flaxen.core.tree import ones_param
@@ -20,9 +19,8 @@ def norm(c: Any) -> WideRMSNorm:
 
 
 def block(c: Any, i: int) -> Block:
-    neighbours = dataclasses.replace(rotary(c), interleaved=True)
     return Block(
-        self_attn=self_attn(c, i, rope=neighbours, out_bias=False),
+        self_attn=self_attn(c, i, rope=rotary(c, interleaved=True), out_bias=False),
         mlp=dense(c, i),
         input_layernorm=norm(c),
         pre_feedforward_layernorm=norm(c),

@@ -4,7 +4,6 @@ mixture whose experts are given weighed inputs.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from flaxen.attention import Mask
@@ -39,7 +38,7 @@ STACKED = LLAMA | {
 def attn(c: Any, i: int) -> Attention:
     chunk = c.attention_chunk_size
     turns = bool(c.no_rope_layers[i])
-    turn = dataclasses.replace(rotary(c), interleaved=True)
+    turn = rotary(c, interleaved=True)
     made = self_attn(
         c,
         i,
@@ -50,7 +49,7 @@ def attn(c: Any, i: int) -> Attention:
     tuned, normed = c.attn_temperature_tuning, c.use_qk_norm
     if turns and normed:
         norm = PlainRMSNorm(eps=c.rms_norm_eps)
-        return NormedAfterRotation(**vars(made) | {"q_norm": norm, "k_norm": norm})
+        return NormedAfterRotation(**{**vars(made), "q_norm": norm, "k_norm": norm})
     if not turns and tuned:
         return Tempered(**vars(made), growth=growth, floor=floor)
     return made
@@ -68,9 +67,11 @@ def ffn(c: Any, i: int) -> MoE | GatedMLP:
 @family(FAMILIES, "llama4_text", STACKED)
 def llama4(c: Any) -> Decoder:
     # The config class has made lists of them.
-    c.get("no_rope_layer_interval"), c.get("interleave_moe_layer_step")
+    c.get("no_rope_layer_interval")
+    c.get("interleave_moe_layer_step")
     # Transformers does not read it.
     c.get("router_jitter_noise")
     # Widths of layers that there may be none of.
-    c.get("intermediate_size"), c.get("intermediate_size_mlp")
+    c.get("intermediate_size")
+    c.get("intermediate_size_mlp")
     return decoder(c, with_attention(attn, ffn))

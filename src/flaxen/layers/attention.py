@@ -23,7 +23,7 @@ class Attends:
     """What looks at other tokens: a rope, a mask, and its attention as a description."""
 
     o_proj: Linear
-    rope: static[Rope | None]
+    rope: Any
     mask: static[Mask]
     scale: static[float]
     dropout: static[float]
