@@ -117,7 +117,7 @@ def _transforms(
 
 def _tied(module: Any, names: Names) -> dict[str, str]:
     """Hub names of weights that share another's tensor, such as a head tied to the embeddings."""
-    rename = renamer({ours: name for ours, name in names.items() if isinstance(name, str)})
+    rename = renamer(names)
     named = {rename(path): rename(source) for path, source in module.ties().items()}
     # Some files have one name for both.
     return {name: source for name, source in named.items() if name != source}

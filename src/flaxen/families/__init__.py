@@ -27,6 +27,11 @@ FILES = {
     "mpnet": "roberta",
     "distilbert": "distilbert",
     "modernbert": "modernbert",
+    "vit": "vit",
+    "dinov2": "vit",
+    "dinov2_with_registers": "vit",
+    "clip": "clip",
+    "siglip": "clip",
 }
 """Which file holds a model type; only that file is imported."""
 

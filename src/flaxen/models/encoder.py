@@ -99,7 +99,7 @@ class Encoder(Skeleton):
             )
         token_ids(ids.reshape(-1, ids.shape[-1]), self.embed_tokens.vocab_size)
         fit = partial(fitting, ids.shape)
-        self._check_length(ids.shape[-1])
+        self.check_length(ids.shape[-1])
         return forward(
             self,
             ids,
@@ -114,7 +114,7 @@ class Encoder(Skeleton):
         )
 
     def features(self, ids: jax.Array, mask: jax.Array, runtime: Runtime) -> jax.Array:
-        self._check_length(ids.shape[-1])
+        self.check_length(ids.shape[-1])
         positions = self.count(ids)
         return self.hidden(ids, None, self.context(positions, mask.astype(bool), runtime))[0]
 
@@ -160,7 +160,11 @@ class Encoder(Skeleton):
         x = ctx.runtime.constrain(x, "batch", "seq", "embed")
         return dropout(x, self.dropout, ctx.of_layer(len(self.layers)).dropout_key)
 
-    def _check_length(self, length: int) -> None:
+    def check_length(self, length: int) -> None:
+        """
+        Raises:
+            InputError: more tokens than there are positions.
+        """
         if self.embed_positions is None:
             return
         rows = self.embed_positions.weight.shape[0]

@@ -30,6 +30,11 @@ AXES = frozenset(
         "buckets",
         "features",
         "labels",
+        "channels",
+        "frames",
+        "rows",
+        "columns",
+        "parts",
     }
 )
 """The vocabulary of core/axes.md."""
