@@ -32,6 +32,8 @@ FILES = {
     "dinov2_with_registers": "vit",
     "clip": "clip",
     "siglip": "clip",
+    "qwen2_vl": "qwen_vl",
+    "qwen2_5_vl": "qwen_vl",
 }
 """Which file holds a model type; only that file is imported."""
 

@@ -29,6 +29,17 @@ class CausalOutput:
         return tuple(x for x in (getattr(self, name) for name in (*first, *rest)) if x is not None)
 
 
+@module
+class SeeingOutput(CausalOutput):
+    """Of a language model that sees. image_hidden_states: (N, D), what stands in the places of
+    pictures, if there are any; rope_deltas: (B, 1), how much further the next position is than the
+    number of tokens, where pictures count otherwise than words do.
+    """
+
+    image_hidden_states: jax.Array | None = None
+    rope_deltas: jax.Array | None = None
+
+
 class _Headed:
     """A loss first, if there is one, then what else there is, in Hugging Face's order."""
 

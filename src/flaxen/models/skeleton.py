@@ -63,6 +63,10 @@ class Skeleton:
         """
         raise NotImplementedError
 
+    def pictured(self) -> tuple[str, ...]:
+        """The names of those inputs that are of pictures, and go with a prompt."""
+        return ()
+
     def loss_alone(self, how: How, **inputs: Any) -> jax.Array:
         """The loss of a call with labels, for which nothing else need be made."""
         return self.call(how, **inputs).loss
