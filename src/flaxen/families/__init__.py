@@ -34,6 +34,9 @@ FILES = {
     "siglip": "clip",
     "qwen2_vl": "qwen_vl",
     "qwen2_5_vl": "qwen_vl",
+    "llava": "llava",
+    "mistral3": "llava",
+    "gemma3": "gemma_vision",
 }
 """Which file holds a model type; only that file is imported."""
 

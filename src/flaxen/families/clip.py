@@ -10,14 +10,17 @@ from flaxen.core.errors import ConfigError
 from flaxen.core.tree import param, zeros_param
 from flaxen.families.encoders import norm
 from flaxen.families.family import Family, family
-from flaxen.families.towers import CLIP_BLOCK, CLIP_TOWER, clip_block, clip_tower
+from flaxen.families.towers import (
+    CLIP_BLOCK,
+    CLIP_TOWER,
+    clip_block,
+    clip_vision,
+    siglip_vision,
+)
 from flaxen.layers.linear import Linear, embedding, linear, position_table
-from flaxen.layers.mlp import mlp
-from flaxen.layers.probe import FirstPatch, probe_pooler
 from flaxen.layers.text_slots import FirstOf, HighestId, LastSlot
 from flaxen.models.encoder import Encoder
 from flaxen.models.two_towers import TwoTowers, contrastive, pairwise
-from flaxen.models.vision import Tower
 
 FAMILIES: dict[str, Family] = {}
 
@@ -60,12 +63,6 @@ def projection(c: Any, width: int, *, bias: bool = False) -> Linear:
     return linear({"embed": c.hidden_size}, {"features": width}, bias=bias)
 
 
-def clip_vision(c: Any) -> Tower:
-    c.get("initializer_factor")
-    pooler = FirstPatch(norm=norm(c))
-    return clip_tower(c, class_token=True, bias=False, pre_norm=norm(c), pooler=pooler)
-
-
 @family(FAMILIES, "clip", TOWERS, base_prefix="")
 def clip(c: Any) -> TwoTowers:
     only_towers(c, "CLIPModel")
@@ -84,14 +81,6 @@ def clip(c: Any) -> TwoTowers:
         logit_scale=param(),
         loss=contrastive,
     )
-
-
-def siglip_vision(c: Any) -> Tower:
-    pooler = None
-    if c.vision_use_head:
-        network = mlp(c.hidden_size, c.intermediate_size, c.hidden_act, bias=True)
-        pooler = probe_pooler(c.hidden_size, c.num_attention_heads, norm(c), network)
-    return clip_tower(c, class_token=False, bias=True, norm=norm(c), pooler=pooler)
 
 
 @family(FAMILIES, "siglip", TOWERS, base_prefix="")

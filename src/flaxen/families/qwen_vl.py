@@ -17,12 +17,14 @@ from flaxen.layers.attention import attention
 from flaxen.layers.block import Block
 from flaxen.layers.inner_dropout import as_kind
 from flaxen.layers.linear import linear
+from flaxen.layers.mergers import Merger
 from flaxen.layers.mlp import gated_mlp, mlp
 from flaxen.layers.norm import layer_norm, rms_norm
 from flaxen.layers.patches import flat_patches
 from flaxen.layers.rope import rope
 from flaxen.models.decoder import Decoder
-from flaxen.models.packed_vision import AcrossWindows, Merger, PackedTower
+from flaxen.models.grid_vision import GridTower
+from flaxen.models.packed_vision import AcrossWindows
 from flaxen.models.vision_language import VisionLanguage
 
 FAMILIES: dict[str, Family] = {}
@@ -111,11 +113,11 @@ def block_2_5(c: Any, i: int) -> Block:
     )
 
 
-def tower(c: Any, width: int, out: int, block: Any, norm: Any, **slots: Any) -> PackedTower:
+def tower(c: Any, width: int, out: int, block: Any, norm: Any, **slots: Any) -> GridTower:
     merge = c.spatial_merge_size
     size, frames = pair(c.patch_size), pair(c.temporal_patch_size)[0]
-    return PackedTower(
-        patches=flat_patches(width, c.in_channels, frames, size),
+    return GridTower(
+        patches=flat_patches(width, c.in_channels, size, frames),
         layers=[block(c, i) for i in range(c.depth)],
         merger=merger(width, merge**2, out, norm),
         merge=merge,
@@ -123,7 +125,7 @@ def tower(c: Any, width: int, out: int, block: Any, norm: Any, **slots: Any) -> 
     )
 
 
-def both(c: Any, vision: PackedTower, name: str) -> VisionLanguage:
+def both(c: Any, vision: GridTower, name: str) -> VisionLanguage:
     only_class(c, f"{name}ForConditionalGeneration")
     for key in TEXT_KEYS:
         c.get(key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from flaxen.core.errors import ConfigError
@@ -14,10 +15,16 @@ TEXT_KEYS = ("vision_start_token_id", "vision_end_token_id", "vision_token_id")
 """Tokens around pictures, which are words like others."""
 
 
-def seeing(decoder: Decoder, vision: Any, tokens: tuple[int, ...], axes: int = 1) -> VisionLanguage:
+def seeing(
+    decoder: Decoder,
+    vision: Any,
+    tokens: tuple[int, ...],
+    axes: int = 1,
+    kind: type[VisionLanguage] = VisionLanguage,
+) -> VisionLanguage:
     """The same language model, with eyes."""
     fields = {f.name: getattr(decoder, f.name) for f in dataclasses.fields(Decoder)}
-    return VisionLanguage(**fields, vision=vision, tokens=tokens, axes=axes)
+    return kind(**fields, vision=vision, tokens=tokens, axes=axes)
 
 
 def only_class(c: Any, *names: str) -> None:
@@ -30,7 +37,7 @@ def only_class(c: Any, *names: str) -> None:
         raise ConfigError(f"architectures says {asked!r}; expected one of {', '.join(names)}.")
 
 
-def under(prefix: str) -> dict[str, str]:
-    """Llama's names with a prefix, that of the head too."""
-    plain = {k: f"{prefix}.{v}" if v.startswith("model.") else v for k, v in LLAMA.items()}
+def under(prefix: str, names: Mapping[str, str] = LLAMA) -> dict[str, Any]:
+    """A language model's names with a prefix, that of the head too."""
+    plain = {k: f"{prefix}.{v}" if v.startswith("model.") else v for k, v in names.items()}
     return plain | {"lm_head": f"{prefix}.lm_head"}

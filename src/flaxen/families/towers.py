@@ -11,6 +11,7 @@ from flaxen.families.encoders import both_ways, norm
 from flaxen.layers.block import Block
 from flaxen.layers.mlp import mlp
 from flaxen.layers.patches import Grid, grid_of, grid_positions, patches
+from flaxen.layers.probe import FirstPatch, probe_pooler
 from flaxen.models.vision import Tower
 
 
@@ -64,6 +65,20 @@ def clip_tower(c: Any, *, class_token: bool, bias: bool, **slots: Any) -> Tower:
         image=image,
         **slots,
     )
+
+
+def clip_vision(c: Any) -> Tower:
+    c.get("initializer_factor")
+    pooler = FirstPatch(norm=norm(c))
+    return clip_tower(c, class_token=True, bias=False, pre_norm=norm(c), pooler=pooler)
+
+
+def siglip_vision(c: Any) -> Tower:
+    pooler = None
+    if c.vision_use_head:
+        network = mlp(c.hidden_size, c.intermediate_size, c.hidden_act, bias=True)
+        pooler = probe_pooler(c.hidden_size, c.num_attention_heads, norm(c), network)
+    return clip_tower(c, class_token=False, bias=True, norm=norm(c), pooler=pooler)
 
 
 CLIP_BLOCK = {

@@ -144,6 +144,15 @@ def dino_block(c: Any, i: int) -> Block:
     )
 
 
+BACKBONE = (
+    "stage_names",
+    "out_features",
+    "out_indices",
+    "apply_layernorm",
+    "reshape_hidden_states",
+)
+
+
 def dino(c: Any, name: str, **slots: Any) -> ImageEncoder:
     """`slots` are of the tower.
 
@@ -155,7 +164,7 @@ def dino(c: Any, name: str, **slots: Any) -> ImageEncoder:
             f"drop_path_rate={c.drop_path_rate} leaves layers out at random while training, which "
             "is not supported. Set it to 0 to run or train without."
         )
-    for key in ("_out_features", "_out_indices", "apply_layernorm", "reshape_hidden_states"):
+    for key in BACKBONE:
         c.get(key)  # of the backbone class alone, which is refused by name
     c.get("layerscale_value")  # what fresh scales begin with
     seen = tower(c, dino_block, resizes=True, **slots)

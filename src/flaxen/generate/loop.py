@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from flaxen.cache import Cache, check_memory
+from flaxen.core.errors import InputError
 from flaxen.core.tree import module
 from flaxen.generate.buckets import bucket
 from flaxen.generate.prompt import Prompt, read_prompt

@@ -37,7 +37,7 @@ class Patches:
 @module
 class FlatPatches:
     """Patches that are cut out already, (..., channels * frames * rows * columns), one after
-    another -> (..., D). weight: (embed, channels, frames, rows, columns).
+    another -> (..., D). weight: (embed, channels, frames, rows, columns), or without frames.
     """
 
     weight: Any
@@ -138,8 +138,9 @@ def patches(embed: int, channels: int, size: Grid, *, bias: bool = True) -> Patc
     return Patches(weight=param(**axes), bias=zeros_param(embed=embed) if bias else None)
 
 
-def flat_patches(embed: int, channels: int, frames: int, size: Grid) -> FlatPatches:
-    places = {"frames": frames, "rows": size[0], "columns": size[1]}
+def flat_patches(embed: int, channels: int, size: Grid, frames: int | None = None) -> FlatPatches:
+    deep = {} if frames is None else {"frames": frames}
+    places = {**deep, "rows": size[0], "columns": size[1]}
     return FlatPatches(weight=param(embed=embed, channels=channels, **places))
 
 

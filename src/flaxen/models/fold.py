@@ -115,7 +115,7 @@ def folded(model: Any, stack: Callable[[list[Any]], Any]) -> Any:
 
 
 def on_layers(model: Any, change: Callable[[Any], Any]) -> Any:
-    """The model with `change(layers)` in place of its `layers`, and of those of models inside it."""
+    """The model with `change(layers)` in place of its `layers`, and those of models inside it."""
     changes = {}
     for field in dataclasses.fields(model):
         part = getattr(model, field.name)

@@ -50,7 +50,7 @@ class Tower:
     @property
     def leading(self) -> int:
         """How many tokens stand before the patches."""
-        registers = 0 if self.registers is None else len(self.registers)
+        registers = 0 if self.registers is None else self.registers.shape[0]
         return registers + (self.class_token is not None)
 
     def check(self, pixel_values: Any, other_sizes: Any = None) -> Any:

@@ -23,11 +23,15 @@ from flaxen.layers.runtime import Runtime
 from flaxen.models import causal
 from flaxen.models.causal_call import room_for
 from flaxen.models.decoder import Decoder
+from flaxen.models.grid_vision import positions_of
 from flaxen.models.inputs import array, fitting, labels_of, only_new_tokens, token_ids
 from flaxen.models.outputs import SeeingOutput
-from flaxen.models.packed_vision import Pictures, positions_of
+from flaxen.models.packed_vision import Pictures
 from flaxen.models.sight import Sight
 from flaxen.models.skeleton import How
+
+KINDS = ("mm_token_type_ids", "token_type_ids")
+"""Inputs that say which tokens keep places for pictures, which the ids say as well."""
 
 
 @module
@@ -45,7 +49,7 @@ class VisionLanguage(Decoder):
 
     def takes(self) -> tuple[str, ...]:
         rows = ("input_ids", "attention_mask", "position_ids", "labels", "past_key_values")
-        return (*rows, "mm_token_type_ids", *self.pictured())
+        return (*rows, *KINDS, *self.pictured())
 
     def pictured(self) -> tuple[str, ...]:
         return self.vision.inputs
@@ -94,17 +98,17 @@ class VisionLanguage(Decoder):
         labels: Any = None,
         past_key_values: Any = None,
         mm_token_type_ids: Any = None,
+        token_type_ids: Any = None,
         **given: Any,
     ) -> SeeingOutput:
         """Logits of token ids (B, T), among which are the places of the pictures. position_ids:
         (B, T), or (axes, B, T).
         """
         ids = token_ids(input_ids, self.embed_tokens.vocab_size)
-        self._check_kinds(ids, fitting(ids.shape, "mm_token_type_ids", mm_token_type_ids))
+        for name, kinds in zip(KINDS, (mm_token_type_ids, token_type_ids), strict=True):
+            self._check_kinds(ids, name, fitting(ids.shape, name, kinds))
         training = how.train or labels is not None
-        kept = cache_in_training(
-            past_key_values, how.runtime.checkpointing, training, type(self)
-        )
+        kept = cache_in_training(past_key_values, how.runtime.checkpointing, training, type(self))
         if kept is not None:
             only_new_tokens(
                 labels=labels,
@@ -153,6 +157,11 @@ class VisionLanguage(Decoder):
     ) -> Any:
         if positions is None and sight is not None and sight.positions is not None:
             positions = jnp.asarray(sight.positions) + cache.next_position[:, None]
+        if sight is not None and isinstance(self, TogetherVisionLanguage):
+            raise InputError(
+                "This model's pictures are seen by later and earlier tokens of theirs at once, "
+                "which a call with past_key_values cannot do; call generate."
+            )
         extra = None if sight is None else sight.embedding()
         in_place = how.runtime.purpose == "serve"
         run = causal.forward_in_place if in_place else causal.forward_cached
@@ -171,15 +180,36 @@ class VisionLanguage(Decoder):
             return fitting((self.axes, *ids.shape), "position_ids", positions)
         return fitting(ids.shape, "position_ids", positions)
 
-    def _check_kinds(self, ids: Any, kinds: Any) -> None:
+    def _check_kinds(self, ids: Any, name: str, kinds: Any) -> None:
         if kinds is None or isinstance(ids, Tracer) or isinstance(kinds, Tracer):
             return
         found = sum((n + 1) * (np.asarray(ids) == token) for n, token in enumerate(self.tokens))
         if (found != np.asarray(kinds)).any():
             raise InputError(
-                "mm_token_type_ids says otherwise than input_ids which tokens keep places for "
+                f"{name} says otherwise than input_ids which tokens keep places for "
                 f"pictures: those are {', '.join(map(str, self.tokens))}. Leave it out."
             )
+
+
+@module
+class TogetherVisionLanguage(VisionLanguage):
+    """Tokens of one picture see each other, later ones too: for layers of `TogetherAttention`."""
+
+    def hidden(
+        self,
+        ids: jax.Array,
+        ctx: Context,
+        caches: Any = None,
+        collect: bool = False,
+        extra: jax.Array | None = None,
+    ) -> tuple[jax.Array, Any, tuple[jax.Array, ...]]:
+        if extra is not None:
+            here = jnp.isin(ids, jnp.array(self.tokens))
+            begins = here & ~jnp.pad(here, [(0, 0), (1, 0)])[:, :-1]
+            picture = jnp.where(here, jnp.cumsum(begins, 1), 0)
+            same = (picture[:, :, None] == picture[:, None, :]) & here[:, :, None]
+            ctx = dataclasses.replace(ctx, bias=same[:, None])
+        return super().hidden(ids, ctx, caches, collect, extra)
 
 
 @partial(jax.jit, static_argnames="runtime")
