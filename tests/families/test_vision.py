@@ -10,6 +10,7 @@ from safetensors.numpy import load_file
 
 import flaxen
 from flaxen.core.errors import ConfigError, InputError
+from flaxen.pretrained import from_config
 
 ALONE, TOWERS = golden.cases("vision"), golden.cases("clip")
 LOGITS, LOSS, GRADIENTS = 5e-5, 1e-5, 1e-3
@@ -127,14 +128,14 @@ def test_what_is_no_picture_of_the_model_is_refused(tmp_path):
 def test_heads_and_kinds_that_are_not_here_are_refused():
     raw = golden.case("vit").config
     with pytest.raises(ConfigError, match="expected one of ViTModel"):
-        flaxen.from_config(raw | {"architectures": ["ViTForMaskedImageModeling"]}, abstract=True)
+        from_config(raw | {"architectures": ["ViTForMaskedImageModeling"]}, abstract=True)
     with pytest.raises(ConfigError, match="holds no patch"):
-        flaxen.from_config(raw | {"image_size": 4}, abstract=True)
+        from_config(raw | {"image_size": 4}, abstract=True)
 
 
 def test_fresh_models_run(tmp_path):
     raw = golden.case("vit").config | {"architectures": ["ViTModel"]}
-    model = flaxen.from_config(raw)
+    model = from_config(raw)
     out = model(pixel_values=np.zeros((2, 3, 32, 32), np.float32), output_attentions=True)
     assert out.pooler_output.shape == (2, 64)
     assert out.attentions[1].shape == (2, 4, 17, 17)

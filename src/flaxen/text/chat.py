@@ -32,10 +32,15 @@ def encode_chat(
     """Token ids of a conversation, ready for the assistant's turn.
 
     Messages are `{"role": ..., "content": ...}`; content may be a list of text parts (joined in
-    order) or null. The ids are those that `encode` makes of `render_chat`.
+    order, or handed to the template where there are `{"type": "image"}` among them) or null. The ids are those that `encode` makes of `render_chat`.
     Raises InputError if the tokenizer has no chat template or the template refuses the messages.
     """
     text, _ = _render(tok, _plain(messages, system), tools, add_generation_prompt)
+    return encode_rendered(tok, text)
+
+
+def encode_rendered(tok: PreTrainedTokenizerFast, text: str) -> list[int]:
+    """Token ids of what `render_chat` gave."""
     return _encode(tok, text)[0]
 
 
@@ -176,13 +181,15 @@ def _plain(messages: Sequence[Message], system: str | None) -> list[Message]:
     return [{**m, "content": _content(i, m.get("content"))} for i, m in enumerate(messages)]
 
 
-def _content(i: int, content: Any) -> str:
+def _content(i: int, content: Any) -> Any:
     if content is None:
         return ""
     if isinstance(content, str):
         return content
     if not isinstance(content, list | tuple):
         raise InputError(f"Message {i} has a {type(content).__name__} as content; expected text.")
+    if any(isinstance(part, dict) and part.get("type") == "image" for part in content):
+        return list(content)  # the template says what stands for a picture
     return "".join(_part(i, part) for part in content)
 
 
