@@ -41,6 +41,7 @@ ROOMS = [
     "text",
     "image",
     "generate",
+    "embed",
     "tune",
     "show",
     "train",

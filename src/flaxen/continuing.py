@@ -100,5 +100,4 @@ class Continuing:
         """
         from flaxen.generate import generate
 
-        only_generating(self.module, "generate")
         return generate(self, input_ids, attention_mask, **settings)

@@ -63,12 +63,12 @@ def fit(checkpoint: Checkpoint, key_mapping: Mapping[str, str] | None = None) ->
     """
     config = hf_config(checkpoint.config)
     module, family, reading = abstract_module(config)
-    relation = relate(module, family.names)
+    relation = relate(module, family.names_of(module))
     weights, report, applied, partial = match(
         relation,
         checkpoint,
         _transforms(checkpoint, family, key_mapping),
-        tied=_tied(module, family.names),
+        tied=_tied(module, family.names_of(module)),
         config=config,
         base_prefix=family.base_prefix,
         buffers=family.buffers,

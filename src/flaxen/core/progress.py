@@ -1,4 +1,4 @@
-"""A bar for work that takes a while, in bytes."""
+"""A bar for work that takes a while, in bytes or in other units."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 Progress = bool | Callable[[int], None]
-"""True for a bar on stderr, False for none, or a function that is told bytes as they arrive."""
+"""True for a bar on stderr, False for none, or a function that is told what is done, in units."""
 
 PATIENCE = 1.0
 """Seconds of work before a bar appears: what is over at once shows none."""
@@ -15,9 +15,9 @@ PATIENCE = 1.0
 
 @contextmanager
 def reporting(
-    progress: Progress, title: str, total: int | None = None
+    progress: Progress, title: str, total: int | None = None, *, unit: str = "bytes"
 ) -> Iterator[Callable[[int], None] | None]:
-    """What to tell the bytes to; a bar is drawn on a terminal or in a notebook only."""
+    """What to tell how many units are done; a bar is drawn on a terminal or in a notebook only."""
     if callable(progress) or not progress:
         yield progress or None
         return
@@ -30,17 +30,20 @@ def reporting(
     from rich.progress import (
         BarColumn,
         DownloadColumn,
+        MofNCompleteColumn,
         Progress,
         TextColumn,
         TimeRemainingColumn,
         TransferSpeedColumn,
     )
 
+    counts = [MofNCompleteColumn(), TextColumn(unit)]
+    if unit == "bytes":
+        counts = [DownloadColumn(binary_units=True), TransferSpeedColumn()]
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
+        *counts,
         TimeRemainingColumn(),
         console=console,
         transient=True,

@@ -23,7 +23,7 @@ FILES = {
     "bert": "bert",
     "nomic_bert": "bert",
     "roberta": "roberta",
-    "xlm_roberta": "roberta",
+    "xlm-roberta": "roberta",
     "mpnet": "roberta",
     "distilbert": "distilbert",
     "modernbert": "modernbert",

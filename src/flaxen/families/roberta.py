@@ -49,7 +49,7 @@ def roberta(c: Any, prefix: str) -> Encoder:
     return encoder(c, head, embed_types=types(c), count=CountAfter(c.pad_token_id))
 
 
-for _type, _prefix in {"roberta": "Roberta", "xlm_roberta": "XLMRoberta"}.items():
+for _type, _prefix in {"roberta": "Roberta", "xlm-roberta": "XLMRoberta"}.items():
     family(
         FAMILIES,
         _type,
@@ -93,4 +93,4 @@ def mpnet(c: Any) -> Encoder:
     head = asked_head(c, "MPNet", ROBERTA_HEADS)
     bias = relative_bias(buckets, c.num_attention_heads, RANGES)
     with_bias = partial(block, attn=biased_attn)
-    return encoder(c, head, with_bias, position_bias=bias, count=CountAfter(PAD))
+    return encoder(c, head, with_bias, position_bias=bias, count=CountAfter(PAD), pad=PAD)

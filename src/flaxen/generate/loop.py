@@ -21,6 +21,7 @@ from flaxen.layers.runtime import Runtime
 from flaxen.models.causal import extend
 from flaxen.models.decoder import Decoder
 from flaxen.models.sight import Sight
+from flaxen.models.skeleton import only_generating
 from flaxen.models.switch import switch
 from flaxen.shard import on_host
 
@@ -236,6 +237,7 @@ def generate(
         InputError: for prompts or settings that make no sense.
         CacheError: for more rows and tokens than there is memory for.
     """
+    only_generating(model.module, "generate")
     prompt = pictured_prompt(model, input_ids, attention_mask, settings)
     asked = resolve(model, prompt.ids.shape[1], settings)
     sampling = asked.traced(model.runtime, logprobs=return_logprobs)

@@ -9,18 +9,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flaxen.core.errors import ConfigError, InputError
+from flaxen.core.errors import InputError
 from flaxen.core.tree import module, static
-from flaxen.layers.cross_entropy import IGNORED, only_tokens
+from flaxen.layers.cross_entropy import IGNORED, linear_cross_entropy, only_tokens
 from flaxen.layers.dropout import dropout
 from flaxen.layers.linear import Embedding, Linear
 from flaxen.layers.mlp import ACTIVATIONS
 from flaxen.layers.norm import Identity
 from flaxen.models.inputs import array
-from flaxen.models.losses import binary_cross_entropy, cross_entropy, squared_error
-from flaxen.models.outputs import EncoderOutput, LogitsOutput, PretrainingOutput, SpanOutput
-
-PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
+from flaxen.models.losses import cross_entropy
+from flaxen.models.outputs import EncoderOutput, LogitsOutput, PretrainingOutput
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +54,10 @@ class Head:
         """Of an output, where there are targets enough."""
         raise NotImplementedError
 
+    def loss_alone(self, last: Last, targets: dict[str, jax.Array]) -> Any:
+        """`loss` of what it is given, with as little else as it can."""
+        return self.loss(self(last), targets)
+
     def check(self, shape: tuple[int, ...], targets: dict[str, Any]) -> dict[str, Any]:
         """The targets as arrays, for token ids of this shape.
 
@@ -87,7 +89,7 @@ class Bare(Head):
 
     pooler: Any = None
     targets: ClassVar[tuple[str, ...]] = ()
-    name: ClassVar[str] = "no task"
+    name: ClassVar[str] = ""
 
     def __call__(self, last: Last) -> EncoderOutput:
         pooled = None if self.pooler is None else self.pooler(last.states[:, 0])
@@ -127,8 +129,23 @@ class MaskedLMHead(Head):
     def loss(self, out: Any, targets: dict[str, jax.Array]) -> jax.Array | None:
         return cross_entropy(out.logits, targets["labels"])
 
+    def loss_alone(self, last: Last, targets: dict[str, jax.Array]) -> jax.Array:
+        """The scores of all tokens are never held at once."""
+        x = self.transform(last.states)
+        head = last.table if self.decoder is None else self.decoder
+        own = self.bias if self.decoder is None or self.bias is not None else self.decoder.bias
+        total, count = linear_cross_entropy(
+            x.reshape(-1, x.shape[-1]),
+            head.weight,
+            targets["labels"].reshape(-1),
+            bias=own,
+            vocab=last.table.vocab,
+        )
+        return total / jnp.maximum(count, 1)
+
     def check(self, shape: tuple[int, ...], targets: dict[str, Any]) -> dict[str, Any]:
-        return {k: classes(k, x, shape, None) for k, x in targets.items()}
+        count = self.bias.shape[0] if self.bias is not None else None
+        return {k: classes(k, x, shape, count) for k, x in targets.items()}
 
     def ties(self) -> dict[str, str]:
         if self.decoder is not None:
@@ -152,6 +169,9 @@ class PretrainingHead(MaskedLMHead):
             prediction_logits=self.scores(last), seq_relationship_logits=follows
         )
 
+    def loss_alone(self, last: Last, targets: dict[str, jax.Array]) -> Any:
+        return self.loss(self(last), targets)
+
     def loss(self, out: Any, targets: dict[str, jax.Array]) -> jax.Array | None:
         if len(targets) < 2:
             return None
@@ -161,121 +181,6 @@ class PretrainingHead(MaskedLMHead):
     def check(self, shape: tuple[int, ...], targets: dict[str, Any]) -> dict[str, Any]:
         shapes = {"labels": (shape, None), "next_sentence_label": (shape[:1], 2)}
         return {k: classes(k, x, *shapes[k]) for k, x in targets.items()}
-
-
-@module
-class SequenceHead(Head):
-    """Labels of a whole row: pool, hidden, out_proj. problem: what a config says of the labels, or
-    None: then they say it themselves, as in Transformers.
-    """
-
-    pool: Any
-    hidden: Any = Identity()
-    out_proj: Linear
-    problem: static[str | None] = None
-    input_dropout: static[float] = 0.0
-    dropout: static[float] = 0.0
-    name: ClassVar[str] = "sequence classification"
-
-    def __call__(self, last: Last) -> LogitsOutput:
-        x = last.drop(self.pool(last.states, last.keep), self.input_dropout)
-        return LogitsOutput(logits=self.out_proj(last.drop(self.hidden(x), self.dropout, 1)))
-
-    def loss(self, out: Any, targets: dict[str, jax.Array]) -> jax.Array | None:
-        labels = targets["labels"]
-        problem = self._problem(labels)
-        if problem == "regression":
-            return squared_error(out.logits, labels)
-        single = problem == "single_label_classification"
-        return (cross_entropy if single else binary_cross_entropy)(out.logits, labels)
-
-    def _problem(self, labels: Any) -> str:
-        if self.problem is not None:
-            return self.problem
-        if self.out_proj.weight.shape[0] == 1:
-            return "regression"
-        return PROBLEMS[1 if np.issubdtype(labels.dtype, np.integer) else 2]
-
-    def check(self, shape: tuple[int, ...], targets: dict[str, Any]) -> dict[str, Any]:
-        if "labels" not in targets:
-            return {}
-        rows, count = shape[0], self.out_proj.weight.shape[0]
-        labels = array(targets["labels"])
-        if self._problem(labels) == "single_label_classification":
-            return {"labels": classes("labels", labels.reshape(-1), (rows,), count)}
-        if labels.shape != (rows, count) and (count > 1 or labels.shape != (rows,)):
-            raise InputError(f"labels have shape {labels.shape}; expected {(rows, count)}.")
-        return {"labels": labels}
-
-
-@module
-class ChoiceHead(Head):
-    """Which of C texts, ids (B, C, T)."""
-
-    pool: Any
-    pooler: Any
-    choice: Linear
-    dropout: static[float] = 0.0
-    ids: ClassVar[int] = 3
-    name: ClassVar[str] = "multiple choice"
-
-    def __call__(self, last: Last) -> LogitsOutput:
-        x = self.pooler(self.pool(last.states, last.keep))
-        return LogitsOutput(logits=self.choice(last.drop(x, self.dropout)).reshape(last.rows))
-
-    def loss(self, out: Any, targets: dict[str, jax.Array]) -> jax.Array | None:
-        return cross_entropy(out.logits, targets["labels"])
-
-    def check(self, shape: tuple[int, ...], targets: dict[str, Any]) -> dict[str, Any]:
-        return {k: classes(k, x, shape[:1], shape[1]) for k, x in targets.items()}
-
-
-@module
-class TokenHead(Head):
-    """Labels of each token."""
-
-    transform: Any = Identity()
-    classifier: Linear
-    dropout: static[float] = 0.0
-    name: ClassVar[str] = "token classification"
-
-    def __call__(self, last: Last) -> LogitsOutput:
-        x = last.drop(self.transform(last.states), self.dropout)
-        return LogitsOutput(logits=self.classifier(x))
-
-    def loss(self, out: Any, targets: dict[str, jax.Array]) -> jax.Array | None:
-        return cross_entropy(out.logits, targets["labels"])
-
-    def check(self, shape: tuple[int, ...], targets: dict[str, Any]) -> dict[str, Any]:
-        count = self.classifier.weight.shape[0]
-        return {k: classes(k, x, shape, count) for k, x in targets.items()}
-
-
-@module
-class SpanHead(Head):
-    """Where an answer begins and ends."""
-
-    transform: Any = Identity()
-    qa_outputs: Linear
-    dropout: static[float] = 0.0
-    targets: ClassVar[tuple[str, ...]] = ("start_positions", "end_positions")
-    name: ClassVar[str] = "question answering"
-
-    def __call__(self, last: Last) -> SpanOutput:
-        both = self.qa_outputs(last.drop(self.transform(last.states), self.dropout))
-        return SpanOutput(start_logits=both[..., 0], end_logits=both[..., 1])
-
-    def loss(self, out: Any, targets: dict[str, jax.Array]) -> jax.Array | None:
-        if len(targets) < 2:
-            return None
-        T = out.start_logits.shape[1]
-        ends = ((out.start_logits, "start_positions"), (out.end_logits, "end_positions"))
-        # A position outside of the row counts for nothing.
-        losses = [cross_entropy(x, jnp.clip(targets[k], 0, T), ignored=T) for x, k in ends]
-        return (losses[0] + losses[1]) / 2
-
-    def check(self, shape: tuple[int, ...], targets: dict[str, Any]) -> dict[str, Any]:
-        return {k: classes(k, array(x).reshape(-1), shape[:1], None) for k, x in targets.items()}
 
 
 def classes(name: str, labels: Any, shape: tuple[int, ...], count: int | None) -> Any:
@@ -298,13 +203,3 @@ def classes(name: str, labels: Any, shape: tuple[int, ...], count: int | None) -
                 "count."
             )
     return labels
-
-
-def known_problem(problem: str | None) -> str | None:
-    """
-    Raises:
-        ConfigError: a problem_type that is none.
-    """
-    if problem not in (None, *PROBLEMS):
-        raise ConfigError(f"problem_type is {problem!r}; expected one of {', '.join(PROBLEMS)}.")
-    return problem

@@ -77,8 +77,16 @@ class Skeleton:
         """
         raise NotImplementedError
 
+    def bare(self) -> bool:
+        """Whether it has no head, and its files the names of such a model."""
+        return False
+
+    def longest(self) -> int | None:
+        """The most tokens of a row, if its weights set a limit."""
+        return None
+
     def ties(self) -> dict[str, str]:
-        """Weights that it has no parameter of its own for: path -> the path of the one it shares."""
+        """Weights that share another's parameter: path -> the path of that one."""
         return {}
 
 
@@ -89,8 +97,8 @@ def only_generating(module: Any, what: str) -> None:
     """
     if isinstance(module, Skeleton) and not module.generates:
         raise InputError(
-            f"This model is {module.kind()}, which cannot {what}; a causal language model can. Call "
-            f"it with {', '.join(module.takes())}."
+            f"This model is {module.kind()}, which cannot {what}; a causal language model can. "
+            f"Call it with {', '.join(module.takes())}."
         )
 
 

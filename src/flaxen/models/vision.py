@@ -146,6 +146,9 @@ class ImageEncoder(Skeleton):
     def kind(self) -> str:
         return f"an image encoder with a head for {self.head.name}"
 
+    def bare(self) -> bool:
+        return isinstance(self.head, Bare)
+
     def takes(self) -> tuple[str, ...]:
         return ("pixel_values", "interpolate_pos_encoding", *self.head.targets)
 

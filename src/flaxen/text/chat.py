@@ -31,8 +31,9 @@ def encode_chat(
 ) -> list[int]:
     """Token ids of a conversation, ready for the assistant's turn.
 
-    Messages are `{"role": ..., "content": ...}`; content may be a list of text parts (joined in
-    order, or handed to the template where there are `{"type": "image"}` among them) or null. The ids are those that `encode` makes of `render_chat`.
+    Messages are `{"role": ..., "content": ...}`; content may be null, or a list of text parts, which
+    are joined in order, or handed to the template where `{"type": "image"}` is among them. The ids
+    are those that `encode` makes of `render_chat`.
     Raises InputError if the tokenizer has no chat template or the template refuses the messages.
     """
     text, _ = _render(tok, _plain(messages, system), tools, add_generation_prompt)
