@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from flaxen.convert.arrays import ArrayTensor
 from flaxen.convert.layout import parse
-from flaxen.convert.relation import Join, relate, renamer
+from flaxen.convert.relation import Join, Under, relate, renamer
 from flaxen.core.errors import ConfigError
 from flaxen.core.tree import param
 
@@ -219,3 +219,18 @@ def test_many_experts_in_many_layers_relate_in_no_time():
     disk = ArrayTensor(np.zeros((8, 8), np.float32))
     relation.load(dict.fromkeys(relation.names(), disk))
     assert time.perf_counter() - start < 5
+
+
+def test_names_that_hold_under_a_part_alone():
+    names = {
+        "layers": "model.layers",
+        "norm": "model.norm",
+        "eyes.tower": Under("visual", {"layers": "blocks", "qkv": QKV}),
+        "eyes.last": Under("", {"norm": "ln"}),
+    }
+    rename = renamer(names)
+    assert rename("layers.0.norm.weight") == "model.layers.0.model.norm.weight"
+    assert rename("eyes.tower.layers.0.norm.weight") == "visual.blocks.0.norm.weight"
+    assert rename("eyes.last.norm.weight") == "ln.weight"
+    relation = relate({"eyes": {"tower": {"layers": [attention()]}}}, names)
+    assert relation.names() == ["visual.blocks.0.self_attn.qkv_proj.weight"]

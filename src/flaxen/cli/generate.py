@@ -56,7 +56,7 @@ def generate(
             "The prompt is empty; give it as the second argument or on standard input."
         )
 
-    pictures = opened(image or ())
+    pictures = opened(image) if image else []
     tok = loading.tokenizer(model)
     ids, given = prompt_ids(tok, text, system_prompt, raw, pictured=bool(pictures)), {}
     loaded = loading.load(model)

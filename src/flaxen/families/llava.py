@@ -117,7 +117,8 @@ def pixtral_block(c: Any, i: int) -> Block:
 
 def pixtral(v: Any, merger: Any, merge: int = 1) -> SizedTower:
     # Pictures may have any size, whatever the config calls theirs.
-    v.get("image_size"), v.get("head_dim")
+    for key in ("image_size", "head_dim"):
+        v.get(key)
     size = pair(v.patch_size)
     return SizedTower(
         patches=flat_patches(v.hidden_size, v.num_channels, size),

@@ -20,7 +20,8 @@ from flaxen.layers.mlp import MLP, GatedMLP, gated_mlp, mlp
 from flaxen.layers.norm import Identity, Scale
 from flaxen.layers.patches import grid_positions, patches
 from flaxen.layers.pooling import FirstAndMean, FirstSlot
-from flaxen.models.heads import Bare, Head, Transform, known_problem
+from flaxen.models.classifiers import known_problem
+from flaxen.models.heads import Bare, Head, Transform
 from flaxen.models.vision import ImageEncoder, ImageHead, Tower
 
 FAMILIES: dict[str, Family] = {}

@@ -45,7 +45,8 @@ def pictured_prompt(
         text = text if word in text else word * len(images) + text
     else:
         parts = [*({"type": "image"} for _ in images), {"type": "text", "text": text}]
-        text = render_chat(tok, [{"role": "user", "content": parts}], system=system)
+        said = [{"role": "user", "content": parts}]
+        text = render_chat(tok, said, system=system, pictures=True)
     pieces = text.split(word)
     if len(pieces) != len(images) + 1:
         raise InputError(

@@ -75,8 +75,8 @@ class GridTower(PackedTower):
         times = np.ones(len(sizes)) if seconds is None else np.asarray(seconds, float).reshape(-1)
         if len(times) != len(sizes):
             raise InputError(f"second_per_grid_ts has {len(times)} numbers for {len(sizes)} films.")
-        film = grid == "video_grid_thw" and self.second is not None
-        steps = times * self.second if film else np.ones(len(sizes))
+        timed = grid == "video_grid_thw" and self.second is not None
+        steps = times * (self.second or 1.0) if timed else np.ones(len(sizes))
         return x, [(tuple(map(int, s)), float(t)) for s, t in zip(sizes, steps, strict=True)]
 
 

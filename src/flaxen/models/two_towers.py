@@ -71,6 +71,7 @@ class TwoTowers(Skeleton):
         pixel_values: Any = None,
         interpolate_pos_encoding: Any = None,
         return_loss: Any = None,
+        **_: Any,
     ) -> TwoTowersOutput:
         """What is alike in texts (B, T) and pictures (B', C, H, W); of one kind alone, its
         vectors.

@@ -17,8 +17,9 @@ from flaxen.layers.dropout import dropout
 from flaxen.layers.norm import Identity
 from flaxen.layers.patches import Grid, GridPositions, Patches, grid_of
 from flaxen.layers.runtime import Runtime
+from flaxen.models.classifiers import SequenceHead
 from flaxen.models.fold import run, unfold
-from flaxen.models.heads import Bare, Head, Last, SequenceHead
+from flaxen.models.heads import Bare, Head, Last
 from flaxen.models.inputs import array
 from flaxen.models.skeleton import How, Skeleton
 
@@ -109,7 +110,7 @@ class Tower:
         """
         with runtime.products():
             x = self.embedded(pixels, runtime)
-            ctx = self.context(x.shape[:2], runtime, dropout_key)
+            ctx = self.context((x.shape[0], x.shape[1]), runtime, dropout_key)
             key = ctx.of_layer(len(self.layers)).dropout_key
             first = x = self.pre_norm(dropout(x, self.dropout, key))
             x, _, states = run(self.layers, x, ctx, None, collect)
@@ -121,7 +122,8 @@ class Tower:
         row = lambda token: jnp.broadcast_to(token.astype(x.dtype), (len(x), *token.shape))
         if self.class_token is not None:
             x = jnp.concatenate([row(self.class_token[None]), x], 1)
-        x = x + self.positions(grid_of(pixels.shape[2:], self.patches.size)).astype(x.dtype)
+        grid = grid_of((pixels.shape[2], pixels.shape[3]), self.patches.size)
+        x = x + self.positions(grid).astype(x.dtype)
         if self.registers is not None:
             x = jnp.concatenate([x[:, :1], row(self.registers), x[:, 1:]], 1)
         return runtime.constrain(runtime.computing(x), "batch", "seq", "embed")
@@ -141,10 +143,13 @@ class ImageEncoder(Skeleton):
     tower: Tower
     head: Head = Bare()
 
-    embed_tokens: ClassVar[None] = None
+    @property
+    def embed_tokens(self) -> None:
+        return None
 
     def kind(self) -> str:
-        return f"an image encoder with a head for {self.head.name}"
+        head = f"for {self.head.name}" if self.head.name else "without a head"
+        return f"an image encoder {head}"
 
     def bare(self) -> bool:
         return isinstance(self.head, Bare)

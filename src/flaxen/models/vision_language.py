@@ -170,7 +170,10 @@ class VisionLanguage(Decoder):
         return run(self, ids, cache, valid, positions, extra, runtime=how.runtime)
 
     def loss_alone(self, how: How, **inputs: Any) -> jax.Array:
-        return self.call(how, **inputs).loss
+        loss = self.call(how, **inputs).loss
+        if loss is None:
+            raise InputError("labels are missing: a loss needs them.")
+        return loss
 
     def _positions(self, ids: Any, position_ids: Any) -> Any:
         if position_ids is None:
@@ -183,7 +186,9 @@ class VisionLanguage(Decoder):
     def _check_kinds(self, ids: Any, name: str, kinds: Any) -> None:
         if kinds is None or isinstance(ids, Tracer) or isinstance(kinds, Tracer):
             return
-        found = sum((n + 1) * (np.asarray(ids) == token) for n, token in enumerate(self.tokens))
+        found = np.zeros(ids.shape, int)
+        for n, token in enumerate(self.tokens):
+            found[np.asarray(ids) == token] = n + 1
         if (found != np.asarray(kinds)).any():
             raise InputError(
                 f"{name} says otherwise than input_ids which tokens keep places for "
