@@ -59,6 +59,8 @@ def numbers(key: str, array: np.ndarray, offset: bool) -> tuple[float, float]:
         return 0.0, 2.0
     if array.ndim == 3 and array.shape[1] == 1:
         fan_in = array.shape[2]
+    elif array.ndim > 3:
+        fan_in = math.prod(array.shape[1:])
     else:
         fan_in = array.shape[1]
     factor = 3.0 if name in ("gate", "router") else 1.5 if key.startswith("lm_head") else 1.0
@@ -74,9 +76,10 @@ def checkpoint(model: Any, folder: Path) -> dict[str, np.ndarray]:
     return found
 
 
-def built(config: Any, attention: str) -> tuple[Any, list[Any], dict[str, np.ndarray]]:
+def built(
+    config: Any, attention: str, auto: Any = transformers.AutoModelForCausalLM
+) -> tuple[Any, list[Any], dict[str, np.ndarray]]:
     """The model with its weights from the recipe, the rows that tell them, and they themselves."""
-    auto = transformers.AutoModelForCausalLM
     torch.manual_seed(0)
     fresh = auto.from_config(config, dtype=torch.float32, attn_implementation=attention)
     with torch.no_grad():

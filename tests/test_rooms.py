@@ -39,6 +39,7 @@ ROOMS = [
     "families",
     "quantize",
     "text",
+    "image",
     "generate",
     "embed",
     "tune",
@@ -53,7 +54,16 @@ ROOMS = [
 LINEAGES = {f"flaxen.families.{file}" for file in flaxen.families.FILES.values()}
 
 # They cost from a tenth of a second to some seconds: imported by the functions that use them.
-HEAVY = {"transformers", "tokenizers", "huggingface_hub", "gguf", "optax", "matplotlib", "rich"}
+HEAVY = {
+    "transformers",
+    "tokenizers",
+    "huggingface_hub",
+    "gguf",
+    "optax",
+    "matplotlib",
+    "rich",
+    "PIL",
+}
 
 
 def room_of(module: str) -> str:

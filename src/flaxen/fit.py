@@ -117,7 +117,7 @@ def _transforms(
 
 def _tied(module: Any, relation: Relation, names: Names) -> dict[str, str]:
     """Hub names of weights that share another's tensor, such as a head tied to the embeddings."""
-    rename = renamer({ours: name for ours, name in names.items() if isinstance(name, str)})
+    rename = renamer(names)
     stored = {row.path: row.names[0] for row in relation.table()}
     named = {rename(p): stored.get(source, rename(source)) for p, source in module.ties().items()}
     # Some files have one name for both.

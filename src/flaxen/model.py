@@ -207,7 +207,7 @@ class Model(Editable, Continuing):
         """
         from flaxen.show import attention_choices
 
-        dtype = self.runtime.weights.dtype or str(self.module.embed_tokens.weight.dtype)
+        dtype = self.runtime.weights.dtype or str(next(iter(self.parameters().values())).dtype)
         return attention_choices(
             self.module, queries=queries, keys=keys or queries, dtype=dtype, runtime=self.runtime
         )

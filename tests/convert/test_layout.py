@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from flaxen.convert.arrays import ArrayTensor
 from flaxen.convert.layout import parse
-from flaxen.convert.relation import Join, relate, renamer
+from flaxen.convert.relation import Join, Under, relate, renamer
 from flaxen.core.errors import ConfigError
 from flaxen.core.tree import param
 
@@ -263,3 +263,18 @@ def test_a_shard_may_hold_a_part_of_a_group_and_all_of_another():
     for start, stop in ((0, 2), (2, 4), (1, 6)):
         box = (slice(start, stop), slice(0, 2), slice(1, 3))
         np.testing.assert_array_equal(weight.read(box), weight.read()[box])
+
+
+def test_names_that_hold_under_a_part_alone():
+    names = {
+        "layers": "model.layers",
+        "norm": "model.norm",
+        "eyes.tower": Under("visual", {"layers": "blocks", "qkv": QKV}),
+        "eyes.last": Under("", {"norm": "ln"}),
+    }
+    rename = renamer(names)
+    assert rename("layers.0.norm.weight") == "model.layers.0.model.norm.weight"
+    assert rename("eyes.tower.layers.0.norm.weight") == "visual.blocks.0.norm.weight"
+    assert rename("eyes.last.norm.weight") == "ln.weight"
+    relation = relate({"eyes": {"tower": {"layers": [attention()]}}}, names)
+    assert relation.names() == ["visual.blocks.0.self_attn.qkv_proj.weight"]

@@ -25,7 +25,8 @@ class Cache:
     """All layers' memories, and what they share.
 
     index: the next free slot, the same for every row; keep: (B, S) True in slots where a real token
-    stands; lengths: (B,) real tokens so far, the next token's position; pages: whose they are.
+    stands; lengths: (B,) real tokens so far, the next token's position; pages: whose they are;
+    shift: (B,) how much further that position is, where pictures count otherwise than words do.
     Rings and pages go by `lengths` and need no slots.
     """
 
@@ -34,6 +35,17 @@ class Cache:
     keep: jax.Array
     lengths: jax.Array
     pages: Pages | None = None
+    shift: jax.Array | None = None
+
+    @property
+    def next_position(self) -> jax.Array:
+        """Where the next token of each row stands, (B,)."""
+        return self.lengths if self.shift is None else self.lengths + self.shift
+
+    def shifted(self, further: Any) -> Cache:
+        """With the next positions `further` ahead, (B,)."""
+        shift = jnp.asarray(further) if self.shift is None else self.shift + further
+        return dataclasses.replace(self, shift=shift)
 
     @property
     def capacity(self) -> int:
@@ -70,8 +82,8 @@ class Cache:
             room=room,
             placement=placement,
         )
-        cache = Cache(
-            layers=self.layers, index=self.index + slots, keep=keep, lengths=lengths, pages=pages
+        cache = dataclasses.replace(
+            self, index=self.index + slots, keep=keep, lengths=lengths, pages=pages
         )
         return cache, new
 
@@ -124,6 +136,7 @@ class Cache:
         return dataclasses.replace(
             self,
             lengths=jnp.where(rows, 0, self.lengths),
+            shift=None if self.shift is None else jnp.where(rows, 0, self.shift),
             pages=self.pages.freed(rows),
         )
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -68,10 +69,11 @@ def answer(
     stop: Sequence[str] = (),
     write: Callable[[str], object] = lambda text: None,
     cache: Any = None,
+    pictures: Mapping[str, Any] = MappingProxyType({}),
 ) -> Answer:
     """Generate after `ids` and hand text to `write` as soon as it is certain.
 
-    With a cache, `ids` is only what is new since then.
+    With a cache, `ids` is only what is new since then. pictures: the arrays of those in `ids`.
     """
     from flaxen.generate import stream
     from flaxen.text import TextStream
@@ -79,7 +81,8 @@ def answer(
     if not ids:
         raise InputError("The prompt is empty; give at least one token.")
     words, text, new = TextStream(tok, stop=stop), "", []
-    steps = stream(model, np.array([ids]), cache=cache, max_new_tokens=max_tokens, **sampling)
+    more = {**sampling, **pictures}
+    steps = stream(model, np.array([ids]), cache=cache, max_new_tokens=max_tokens, **more)
     for step in steps:
         new.append(int(step[0]))
         piece = words.push(new[-1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from flaxen.cli.answer import answer
@@ -13,6 +14,8 @@ from flaxen.core.errors import InputError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+    from flaxen.model import Model
 
 
 def _no_option(_: Any, prompt: str) -> None:
@@ -36,6 +39,9 @@ def generate(
     stop: Annotated[list[str] | None, about("Stop before this text; may be repeated.")] = None,
     system_prompt: Annotated[str | None, about("What the model is told about itself.")] = None,
     raw: Annotated[bool, about("Continue the text as it is, without the chat template.")] = False,
+    image: Annotated[
+        list[str] | None, about("A picture that comes before the text; may be repeated.")
+    ] = None,
     loading: Loading = Loading(),
     sampling: Sampling = Sampling(),
     json: Json = False,
@@ -50,13 +56,19 @@ def generate(
             "The prompt is empty; give it as the second argument or on standard input."
         )
 
+    pictures = opened(image) if image else []
     tok = loading.tokenizer(model)
-    ids = prompt_ids(tok, text, system_prompt, raw)
+    ids, given = prompt_ids(tok, text, system_prompt, raw, pictured=bool(pictures)), {}
     loaded = loading.load(model)
+    if pictures:
+        ids, given = with_pictures(
+            loaded, tok, model, pictures, text, system_prompt, raw, loading.revision
+        )
     found = answer(
         loaded,
         tok,
         ids,
+        pictures=given,
         max_tokens=max_tokens,
         sampling=sampling.given(),
         stop=stop or (),
@@ -69,18 +81,52 @@ def generate(
         remark(found.line())
 
 
+def opened(files: Sequence[str]) -> list[Any]:
+    """The pictures in files, before anything that takes long."""
+    from flaxen.image import open_picture
+
+    return [open_picture(file) for file in files]
+
+
+def with_pictures(
+    loaded: Model,
+    tok: PreTrainedTokenizerFast,
+    source: str,
+    pictures: list[Any],
+    text: str,
+    system: str | None,
+    raw: bool,
+    revision: str | None,
+) -> tuple[list[int], dict[str, Any]]:
+    """The tokens of a prompt with pictures, and these as arrays."""
+    from flaxen.image import image_processor, pictured_prompt
+
+    if not loaded.module.pictured():
+        raise InputError(f"This model is {loaded.module.kind()}: it takes no pictures (--image).")
+    processor = image_processor(source, revision=revision)
+    return pictured_prompt(loaded, tok, processor, pictures, text, system=system, raw=raw)
+
+
 def prompt_ids(
-    tok: PreTrainedTokenizerFast, text: str, system_prompt: str | None, raw: bool
+    tok: PreTrainedTokenizerFast,
+    text: str,
+    system_prompt: str | None,
+    raw: bool,
+    pictured: bool = False,
 ) -> list[int]:
-    """The tokens of a prompt, through the chat template unless it is raw."""
+    """The tokens of a prompt, through the chat template unless it is raw; none yet of one with
+    pictures, which waits for the model.
+    """
     from flaxen.text import encode, encode_chat
 
     if raw and system_prompt is not None:
         raise InputError("--system-prompt needs the chat template, which --raw leaves out.")
     if raw:
-        return encode(tok, text)
+        return [] if pictured else encode(tok, text)
     if tok.chat_template is None:
         raise InputError(
             "This model has no chat template; add --raw to continue the text as it is."
         )
+    if pictured:
+        return []
     return encode_chat(tok, [{"role": "user", "content": text}], system=system_prompt)

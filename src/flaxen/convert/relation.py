@@ -35,7 +35,20 @@ class Join:
         return parse(self.layout).labels
 
 
-Names = Mapping[str, str | Join]
+@dataclasses.dataclass(frozen=True)
+class Under:
+    """A part at the top of a model in which names of its own hold: `name` is what the file has in
+    the part's place, which may be nothing.
+    """
+
+    name: str
+    names: Names
+
+    def prefixed(self, rest: str) -> str:
+        return f"{self.name}.{rest}" if self.name else rest
+
+
+Names = Mapping[str, "str | Join | Under"]
 """Our path pieces (whole segments) -> theirs; `{axis}` there means one tensor for each index."""
 
 
@@ -186,8 +199,7 @@ def relate(abstract: Any, names: Names) -> Relation:
     Raises:
         ConfigError: two weights would share a name, or a layout does not fit a weight.
     """
-    rename = renamer({k: v for k, v in names.items() if isinstance(v, str)})
-    find = _joiner([v for v in names.values() if isinstance(v, Join)])
+    rename, find = renamer(names), _joiner(names)
     parts: dict[str, dict[str, tuple[str, Param]]] = {}
     layouts: dict[str, str] = {}
     for path, param in paths(abstract, is_leaf=is_param).items():
@@ -221,17 +233,38 @@ def _grouped(axes: Mapping[str, int], shared: int) -> dict[str, int]:
     return out
 
 
-def renamer(names: Mapping[str, str]) -> Callable[[str], str]:
+def renamer(names: Names) -> Callable[[str], str]:
     """Replace whole segments of a path, longest first, in one pass: no result is renamed again."""
-    if not names:
-        return lambda path: path
-    keys = "|".join(re.escape(k) for k in sorted(names, key=len, reverse=True))
-    pattern = re.compile(rf"(?<![^.])(?:{keys})(?![^.])")
-    return lambda path: pattern.sub(lambda match: names[match[0]], path)
+    plain = {k: v for k, v in names.items() if isinstance(v, str)}
+    inner = {f"{k}.": (v, renamer(v.names)) for k, v in names.items() if isinstance(v, Under)}
+    keys = "|".join(re.escape(k) for k in sorted(plain, key=len, reverse=True))
+    pattern = re.compile(rf"(?<![^.])(?:{keys})(?![^.])" if plain else "(?!)")
+
+    def rename(path: str) -> str:
+        for start, (under, within) in inner.items():
+            if path.startswith(start):
+                return under.prefixed(within(path.removeprefix(start)))
+        return pattern.sub(lambda match: plain[match[0]], path)
+
+    return rename
 
 
-def _joiner(joins: list[Join]) -> Callable[[str], tuple[str, str, str] | None]:
+def _joiner(names: Names) -> Callable[[str], tuple[str, str, str] | None]:
     """For the path of a joined weight: (its label, the path with the joined name, the layout)."""
+    inner = {f"{k}.": _joiner(v.names) for k, v in names.items() if isinstance(v, Under)}
+    here = _joined_here([v for v in names.values() if isinstance(v, Join)])
+
+    def find(path: str) -> tuple[str, str, str] | None:
+        for start, within in inner.items():
+            if path.startswith(start):
+                found = within(path.removeprefix(start))
+                return found and (found[0], start + found[1], found[2])
+        return here(path)
+
+    return find
+
+
+def _joined_here(joins: list[Join]) -> Callable[[str], tuple[str, str, str] | None]:
     by_label = {label: join for join in joins for label in join.parts}
     if not by_label:
         return lambda path: None

@@ -81,6 +81,16 @@ FILES = {
     "mpnet": "roberta",
     "distilbert": "distilbert",
     "modernbert": "modernbert",
+    "vit": "vit",
+    "dinov2": "vit",
+    "dinov2_with_registers": "vit",
+    "clip": "clip",
+    "siglip": "clip",
+    "qwen2_vl": "qwen_vl",
+    "qwen2_5_vl": "qwen_vl",
+    "llava": "llava",
+    "mistral3": "llava",
+    "gemma3": "gemma_vision",
 }
 """Which file holds a model type; only that file is imported."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -129,6 +130,7 @@ class Reading:
         self._config = config
         self._aliases: Mapping[str, str] = type(config).attribute_map
         self._read: set[str] = set()
+        self._inner: dict[str, Reading] = {}
 
     def __getattr__(self, key: str) -> Any:
         self._read.add(self._aliases.get(key, key))
@@ -137,6 +139,16 @@ class Reading:
         except AttributeError:
             kind = getattr(self._config, "model_type", "?")
             raise ConfigError(f"The config of this {kind} model lacks {key!r}.") from None
+
+    def inner(self, key: str, **changes: Any) -> Reading:
+        """The config of a model inside this one, which must be read as well. changes: values of it
+        that this one decides.
+        """
+        config = copy.copy(getattr(self, key))
+        for name, value in changes.items():
+            setattr(config, name, value)
+        self._inner[key] = found = Reading(config)
+        return found
 
     def get(self, key: str, default: Any = None) -> Any:
         """A key that not every config has, or whose None means the default."""
@@ -149,7 +161,7 @@ class Reading:
         change the numbers.
         """
         ours, defaults = self._config.to_dict(), type(self._config)().to_dict()
-        return {
+        here = {
             key: value
             for key, value in ours.items()
             if key not in self._read
@@ -157,10 +169,16 @@ class Reading:
             and not key.startswith("_")
             and value != defaults.get(key)
         }
+        return here | self._of_inner(Reading.unread)
+
+    def _of_inner(self, unread: Callable[[Reading], dict[str, Any]]) -> dict[str, Any]:
+        pairs = ((k, inner) for k, inner in self._inner.items())
+        return {f"{k}.{name}": x for k, inner in pairs for name, x in unread(inner).items()}
 
     def unread_known(self) -> dict[str, Any]:
         """Those unread keys that have a meaning for every model, or that the config class itself
         declares: ignoring one would give wrong numbers.
         """
         known = {*type(self._config)().to_dict(), "quantization_config"}
-        return {key: value for key, value in self.unread().items() if key in known}
+        here = {key: value for key, value in self.unread().items() if key in known}
+        return here | self._of_inner(Reading.unread_known)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from flaxen.cache import Cache, check_memory
+from flaxen.core.errors import InputError
 from flaxen.core.tree import module
 from flaxen.generate.buckets import bucket
 from flaxen.generate.prompt import Prompt, read_prompt
@@ -19,6 +20,7 @@ from flaxen.generate.settings import Settings, resolve
 from flaxen.layers.runtime import Runtime
 from flaxen.models.causal import extend
 from flaxen.models.decoder import Decoder
+from flaxen.models.sight import Sight
 from flaxen.models.skeleton import only_generating
 from flaxen.models.switch import switch
 from flaxen.shard import on_host
@@ -61,6 +63,7 @@ def prefill(
     ids: jax.Array,
     valid: jax.Array,
     width: jax.Array,
+    sight: Sight | None = None,
     *,
     capacity: int,
     runtime: Runtime,
@@ -73,7 +76,14 @@ def prefill(
     fresh = cache is None
     if cache is None:
         cache = decoder.init_cache(B, capacity, runtime=runtime)
-    x, cache = extend(decoder, ids, cache, valid, runtime, fresh=fresh)
+    extra = None if sight is None else sight.embedding()
+    positions = None if sight is None else sight.positions
+    if sight is not None and positions is not None:
+        positions = positions + cache.next_position[:, None]
+        cache = cache.shifted(sight.shift)
+    x, cache = extend(
+        decoder, ids, cache, valid, runtime, fresh=fresh, position_ids=positions, extra=extra
+    )
     # The slots after the prompt are free again: the next tokens are written over them.
     cache = dataclasses.replace(cache, index=cache.index - (T - width))
     last = jax.lax.dynamic_index_in_dim(x, width - 1, axis=1, keepdims=False)
@@ -167,8 +177,36 @@ def begin(
     if cache is None:
         check_memory(model.module.cache_shapes(len(ids), capacity, runtime=model.runtime))
     place = {"capacity": capacity, "runtime": model.runtime}
-    filled, *scores = prefill(model.module, cache, ids, mask, np.int32(width), **place)
+    sight = prompt.laid_sight(slots)
+    filled, *scores = prefill(model.module, cache, ids, mask, np.int32(width), sight, **place)
     return filled, first(*scores, sampling, after)
+
+
+def pictured_prompt(
+    model: Any, input_ids: Any, attention_mask: Any, settings: dict[str, Any]
+) -> Prompt:
+    """The prompt with its pictures, which are taken out of `settings`.
+
+    Raises:
+        InputError: as `read_prompt`; pictures for a model that takes none, or that do not fit.
+    """
+    module = model.module
+    prompt = read_prompt(input_ids, attention_mask, module.embed_tokens.vocab_size)
+    if settings.get("pixel_values") is not None and not module.pictured():
+        raise InputError(f"This model is {module.kind()}: it takes no pictures (pixel_values).")
+    given = {name: settings.pop(name, None) for name in module.pictured()}
+    if module.pictured():
+        settings.pop("mm_token_type_ids", None)  # which the ids say themselves
+    given = {name: x for name, x in given.items() if x is not None}
+    if not given:
+        return prompt
+    if switch(module) is not None:
+        raise InputError(
+            "This model sees positions in another way past some length (LongRoPE); with pictures "
+            "that is not supported."
+        )
+    sight, _ = module.see(prompt.ids, prompt.mask, given, model.runtime)
+    return dataclasses.replace(prompt, sight=sight)
 
 
 def stretches(decoder: Any, prompt: Prompt, limit: int) -> list[int]:
@@ -200,7 +238,7 @@ def generate(
         CacheError: for more rows and tokens than there is memory for.
     """
     only_generating(model.module, "generate")
-    prompt = read_prompt(input_ids, attention_mask, model.module.embed_tokens.vocab_size)
+    prompt = pictured_prompt(model, input_ids, attention_mask, settings)
     asked = resolve(model, prompt.ids.shape[1], settings)
     sampling = asked.traced(model.runtime, logprobs=return_logprobs)
     ids, step, logprobs = prompt.ids, None, []

@@ -8,14 +8,18 @@ from typing import Any
 import numpy as np
 
 from flaxen.core.errors import InputError
+from flaxen.models.sight import Sight
 
 
 @dataclasses.dataclass(frozen=True)
 class Prompt:
-    """ids: (B, T) int32 as given. Without the padding, rows are (B, width), real tokens last."""
+    """ids: (B, T) int32 as given. Without the padding, rows are (B, width), real tokens last.
+    sight: its pictures.
+    """
 
     ids: np.ndarray
     mask: np.ndarray
+    sight: Sight | None = None
 
     @property
     def lengths(self) -> np.ndarray:
@@ -33,11 +37,19 @@ class Prompt:
         used.
         """
         width = int(self.lengths.max())
-        order = np.argsort(self.mask, axis=1, kind="stable")[:, -width:]
+        order = self._order(width)
         after = [(0, 0), (0, slots - width)]
         mask = np.take_along_axis(self.mask, order, 1)
         ids = np.where(mask, np.take_along_axis(self.ids, order, 1), 0)
         return np.pad(ids, after), np.pad(mask, after), width
+
+    def laid_sight(self, slots: int) -> Sight | None:
+        """The pictures of the prompt, in the slots that `laid` gives it."""
+        order = self._order(int(self.lengths.max()))
+        return None if self.sight is None else self.sight.laid(order, slots)
+
+    def _order(self, width: int) -> np.ndarray:
+        return np.argsort(self.mask, axis=1, kind="stable")[:, -width:]
 
 
 def read_prompt(input_ids: Any, attention_mask: Any, vocab: int) -> Prompt:

@@ -12,8 +12,8 @@ import numpy as np
 
 from flaxen.cache import Cache, fits
 from flaxen.generate.buckets import bucket
-from flaxen.generate.loop import Step, advance, begin, programs, stretches
-from flaxen.generate.prompt import Prompt, read_prompt
+from flaxen.generate.loop import Step, advance, begin, pictured_prompt, programs, stretches
+from flaxen.generate.prompt import Prompt
 from flaxen.generate.sampling import Sampling
 from flaxen.generate.settings import Settings, resolve
 from flaxen.layers.runtime import RINGS
@@ -151,7 +151,7 @@ def stream(
         InputError: as `generate` does.
     """
     only_generating(model.module, "generate")
-    prompt = read_prompt(input_ids, attention_mask, model.module.embed_tokens.vocab_size)
+    prompt = pictured_prompt(model, input_ids, attention_mask, settings)
     used = 0 if cache is None else int(cache.index)
     asked = resolve(model, used + prompt.ids.shape[1], settings)
     if cache is not None:

@@ -32,6 +32,7 @@ for _name, _function in {
     "gelu": partial(jax.nn.gelu, approximate=False),
     "gelu_new": partial(jax.nn.gelu, approximate=True),
     "gelu_pytorch_tanh": partial(jax.nn.gelu, approximate=True),
+    "quick_gelu": lambda x: x * jax.nn.sigmoid(1.702 * x),
     "tanh": jnp.tanh,
     "sigmoid": jax.nn.sigmoid,
 }.items():

@@ -78,6 +78,16 @@ class OffsetLayerNorm:
 
 
 @module
+class Scale:
+    """Each channel times a number of its own."""
+
+    weight: Any
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return x * self.weight.astype(x.dtype)
+
+
+@module
 class Identity:
     """Where a family has no norm."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from flaxen.core.tree import module
+from flaxen.core.tree import module, static
 
 
 def _wide(x: jax.Array) -> jax.Array:
@@ -83,3 +83,14 @@ class Max:
 
     def __call__(self, x: jax.Array, keep: jax.Array) -> jax.Array:
         return jnp.max(jnp.where(keep[..., None], x, jnp.asarray(-1e9, x.dtype)), axis=1)
+
+
+@module
+class FirstAndMean:
+    """What stands first beside the mean of what follows after `leading` slots: (B, 2 * D)."""
+
+    leading: static[int] = 1
+
+    def __call__(self, x: jax.Array, keep: jax.Array) -> jax.Array:
+        rest = Mean()(x[:, self.leading :], keep[:, self.leading :])
+        return jnp.concatenate([x[:, 0], rest], -1)

@@ -22,6 +22,10 @@ from flaxen.layers.rope_types import ROPE_TYPES, Frequencies
 __all__ = ["ROPE_TYPES", "Rope", "layer_rope", "rope", "rotate"]
 
 
+AXIAL = ("axial", "axial_in_turns")
+"""Types of pictures: a row and a column."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Rope:
     """Which rotation: `dim` channels of each head turn; `parameters` are Hugging Face's
@@ -51,7 +55,7 @@ class Rope:
         """How many positions a token has: time, row and column with sections; row and column if
         axial.
         """
-        return 2 if self.kind == "axial" else 3 if self.get("mrope_section") else 1
+        return 2 if self.kind in AXIAL else 3 if self.get("mrope_section") else 1
 
     @property
     def switch(self) -> int | None:
@@ -81,6 +85,8 @@ class Rope:
         angle = self._along_axes(positions)[..., None].astype(jnp.float32) * inv
         if self.kind == "axial":
             angle = by_row_and_column(angle)
+        elif self.kind == "axial_in_turns":
+            angle = in_sections(angle, (angle.shape[-1] // 2,) * 2)
         elif self.axes == 3:
             mix = in_turns if self.get("mrope_interleaved") else in_sections
             angle = mix(angle, self["mrope_section"])

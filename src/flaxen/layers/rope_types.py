@@ -36,6 +36,13 @@ def axial(r: Rope, length: Length) -> Frequencies:
     return r.base(r.dim // 2), 1.0
 
 
+def axial_in_turns(r: Rope, length: Length) -> Frequencies:
+    """All frequencies of the head, every other one: the even ones of rows, then those of columns
+    (Pixtral).
+    """
+    return np.concatenate([r.base()[::2], r.base()[1::2]]), 1.0
+
+
 def linear(r: Rope, length: Length) -> Frequencies:
     return r.base() / np.float32(r["factor"]), 1.0
 
@@ -116,3 +123,4 @@ def longrope(r: Rope, length: Length) -> Frequencies:
 for _kind in (default, axial, linear, proportional, dynamic, llama3, yarn, longrope):
     ROPE_TYPES.register(_kind.__name__, _kind)
 ROPE_TYPES.register("mrope", default)
+ROPE_TYPES.register("axial_in_turns", axial_in_turns)

@@ -195,6 +195,8 @@ def extend(
         k_slots = jnp.arange(cache.capacity, dtype=jnp.int32)
         scene = Scene(q_slots=at.slot + new, k_slots=k_slots, keep=cache.keep)
     counted = jnp.maximum(at.positions, 0) if position_ids is None else position_ids
+    if position_ids is None and cache.shift is not None:
+        counted = counted + cache.shift[:, None]
     ctx = decoder.context(counted, scene, runtime, at=at)
     x, layers, _ = decoder.hidden(ids, ctx, cache.layers, extra=extra)
     x = x if at.room is None else jnp.where(at.room, x, jnp.nan)

@@ -120,7 +120,7 @@ class Encoder(Skeleton):
             )
         token_ids(ids.reshape(-1, ids.shape[-1]), self.embed_tokens.vocab_size)
         fit = partial(fitting, ids.shape)
-        self._check_length(ids.shape[-1])
+        self.check_length(ids.shape[-1])
         return (
             ids,
             fit("attention_mask", attention_mask),
@@ -130,7 +130,7 @@ class Encoder(Skeleton):
         )
 
     def features(self, ids: jax.Array, mask: jax.Array, runtime: Runtime) -> jax.Array:
-        self._check_length(ids.shape[-1])
+        self.check_length(ids.shape[-1])
         positions = self.count(ids)
         return self.hidden(ids, None, self.context(positions, mask.astype(bool), runtime))[0]
 
@@ -185,7 +185,11 @@ class Encoder(Skeleton):
             return None
         return self.embed_positions.weight.shape[0] - self.count.rows(0)
 
-    def _check_length(self, length: int) -> None:
+    def check_length(self, length: int) -> None:
+        """
+        Raises:
+            InputError: more tokens than there are positions.
+        """
         most = self.longest()
         if most is not None and length > most:
             raise InputError(f"The rows have {length} tokens; this model has positions for {most}.")

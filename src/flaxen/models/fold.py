@@ -109,9 +109,22 @@ def for_each(layers: Folded | list[Any], make: Callable[..., Any]) -> Any:
     )
 
 
-def folded(decoder: Any, stack: Callable[[list[Any]], Any]) -> Any:
-    """The decoder with equal layers stacked."""
-    return dataclasses.replace(decoder, layers=fold(decoder.layers, stack))
+def folded(model: Any, stack: Callable[[list[Any]], Any]) -> Any:
+    """The model with equal layers stacked."""
+    return on_layers(model, lambda layers: fold(layers, stack))
+
+
+def on_layers(model: Any, change: Callable[[Any], Any]) -> Any:
+    """The model with `change(layers)` in place of its `layers`, and those of models inside it."""
+    changes = {}
+    for field in dataclasses.fields(model):
+        part = getattr(model, field.name)
+        if field.name == "layers":
+            changes[field.name] = change(part)
+        elif dataclasses.is_dataclass(part) and not is_param(part):
+            new = on_layers(part, change)
+            changes |= {} if new is part else {field.name: new}
+    return dataclasses.replace(model, **changes) if changes else model
 
 
 def stack_params(params: list[Param]) -> Param:

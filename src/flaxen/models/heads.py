@@ -29,7 +29,7 @@ class Last:
 
     states: jax.Array
     keep: jax.Array
-    table: Embedding
+    table: Embedding | None
     rows: tuple[int, ...]
     dropout_key: jax.Array | None = None
 
@@ -120,9 +120,11 @@ class MaskedLMHead(Head):
     def scores(self, last: Last) -> jax.Array:
         """(R, T, V)."""
         x = self.transform(last.states)
-        y = last.table.attend(x) if self.decoder is None else self.decoder(x)
+        table = last.table
+        assert table is not None  # only what reads text has such a head
+        y = table.attend(x) if self.decoder is None else self.decoder(x)
         y = y if self.bias is None else y + self.bias.astype(y.dtype)
-        return y if last.table.vocab is None else only_tokens(y, last.table.vocab)
+        return y if table.vocab is None else only_tokens(y, table.vocab)
 
     def loss(self, out: Any, targets: dict[str, jax.Array]) -> jax.Array | None:
         return cross_entropy(out.logits, targets["labels"])

@@ -29,6 +29,17 @@ class CausalOutput:
         return tuple(x for x in (getattr(self, name) for name in (*first, *rest)) if x is not None)
 
 
+@module
+class SeeingOutput(CausalOutput):
+    """Of a language model that sees. image_hidden_states: (N, D), what stands in the places of
+    pictures, if there are any; rope_deltas: (B, 1), how much further the next position is than the
+    number of tokens, where pictures count otherwise than words do.
+    """
+
+    image_hidden_states: jax.Array | None = None
+    rope_deltas: jax.Array | None = None
+
+
 class _Headed:
     """A loss first, if there is one, then what else there is, in Hugging Face's order."""
 
@@ -86,3 +97,25 @@ class PretrainingOutput(_Headed):
     seq_relationship_logits: jax.Array
     hidden_states: tuple[jax.Array, ...] | None = None
     attentions: tuple[jax.Array, ...] | None = None
+
+
+@module
+class TwoTowersOutput:
+    """logits_per_image: (images, texts), how alike they are, and logits_per_text its transpose;
+    text_embeds and image_embeds: (B, F), of length one; the outputs of both models; loss: scalar,
+    if asked. What was not given is None.
+    """
+
+    loss: jax.Array | None = None
+    logits_per_image: jax.Array | None = None
+    logits_per_text: jax.Array | None = None
+    text_embeds: jax.Array | None = None
+    image_embeds: jax.Array | None = None
+    text_model_output: EncoderOutput | None = None
+    vision_model_output: EncoderOutput | None = None
+
+    def to_tuple(self) -> tuple[Any, ...]:
+        """What there is, outputs of models as tuples of their own."""
+        values = (getattr(self, f.name) for f in dataclasses.fields(self))
+        plain = (x.to_tuple() if isinstance(x, EncoderOutput) else x for x in values)
+        return tuple(x for x in plain if x is not None)

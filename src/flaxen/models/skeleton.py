@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any, ClassVar
 
 import jax
+import jax.numpy as jnp
 
 from flaxen.core.errors import InputError
 from flaxen.layers.runtime import Runtime
@@ -29,7 +30,8 @@ class Skeleton:
     """The parts of a whole model.
 
     A kind of models is a class of these: it says what it is (`kind`), which inputs it takes
-    (`takes`), and how it is called with them. `embed_tokens` and `layers` are fields of all.
+    (`takes`), and how it is called with them. `embed_tokens` is there in all, and None in those
+    that read no text; `layers` is a field of it, or of the models inside it.
     """
 
     embed_tokens: Any
@@ -42,8 +44,16 @@ class Skeleton:
         raise NotImplementedError
 
     def takes(self) -> tuple[str, ...]:
-        """The names of its inputs; it needs the first."""
+        """The names of its inputs; it needs the first, unless `needs` says otherwise."""
         raise NotImplementedError
+
+    def needs(self) -> tuple[str, ...]:
+        """The names of those inputs of which one at least has to be given."""
+        return self.takes()[:1]
+
+    def example(self, shape: tuple[int, int]) -> dict[str, jax.ShapeDtypeStruct]:
+        """Inputs that it can be called with, as shapes; shape: rows, and tokens of each."""
+        return {"input_ids": jax.ShapeDtypeStruct(shape, jnp.int32)}
 
     def call(self, how: How, **inputs: Any) -> Any:
         """What it makes of inputs, of which every one is given and of a known name.
@@ -52,6 +62,10 @@ class Skeleton:
             InputError: for inputs that do not fit together, or lack.
         """
         raise NotImplementedError
+
+    def pictured(self) -> tuple[str, ...]:
+        """The names of those inputs that are of pictures, and go with a prompt."""
+        return ()
 
     def loss_alone(self, how: How, **inputs: Any) -> jax.Array:
         """The loss of a call with labels, for which nothing else need be made."""
@@ -101,7 +115,9 @@ def only_taken(module: Skeleton, inputs: dict[str, Any]) -> dict[str, Any]:
             f"This model is {module.kind()}, which does not take {', '.join(odd)}; it takes "
             f"{', '.join(module.takes())}."
         )
-    first = module.takes()[0]
-    if first not in given:
-        raise InputError(f"{first} is missing: what this model, {module.kind()}, is given first.")
+    needed = module.needs()
+    if not given.keys() & set(needed):
+        raise InputError(
+            f"{' or '.join(needed)} is missing: what this model, {module.kind()}, is given first."
+        )
     return given

@@ -36,7 +36,8 @@ def on_vocab(decoder: Any, change: Callable[[str, Any], Any]) -> Any:
 
 def unpadded(decoder: Any, cut: Callable[[Any, int], Any]) -> Any:
     """The decoder without rows of no token; `cut(weight, rows)` keeps the first rows."""
-    vocab = decoder.embed_tokens.vocab
+    table = decoder.embed_tokens
+    vocab = None if table is None else table.vocab
     if vocab is None:
         return decoder
     decoder = on_vocab(decoder, lambda _, weight: cut(weight, vocab))

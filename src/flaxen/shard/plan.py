@@ -31,6 +31,11 @@ AXES = frozenset(
         "buckets",
         "features",
         "labels",
+        "channels",
+        "frames",
+        "rows",
+        "columns",
+        "parts",
     }
 )
 """The vocabulary of core/axes.md."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flaxen.text.chat import encode_chat, render_chat, render_with_mask
+from flaxen.text.chat import encode_chat, encode_rendered, render_chat, render_with_mask
 from flaxen.text.streaming import TextStream
 from flaxen.text.tokenizer import decode, encode, tokenizer
 
@@ -11,6 +11,7 @@ __all__ = [
     "decode",
     "encode",
     "encode_chat",
+    "encode_rendered",
     "render_chat",
     "render_with_mask",
     "tokenizer",

@@ -36,6 +36,11 @@ def encode_chat(
     Raises InputError if the tokenizer has no chat template or the template refuses the messages.
     """
     text, _ = _render(tok, _plain(messages, system), tools, add_generation_prompt)
+    return encode_rendered(tok, text)
+
+
+def encode_rendered(tok: PreTrainedTokenizerFast, text: str) -> list[int]:
+    """Token ids of what `render_chat` gave."""
     return _encode(tok, text)[0]
 
 
@@ -46,9 +51,12 @@ def render_chat(
     tools: Sequence[Any] | None = None,
     add_generation_prompt: bool = True,
     system: str | None = None,
+    pictures: bool = False,
 ) -> str:
-    """The text that the chat template makes of a conversation."""
-    return _render(tok, _plain(messages, system), tools, add_generation_prompt)[0]
+    """The text that the chat template makes of a conversation. With `pictures` there may be
+    `{"type": "image"}` among the parts of a content, and the template says what stands for them.
+    """
+    return _render(tok, _plain(messages, system, pictures), tools, add_generation_prompt)[0]
 
 
 def render_with_mask(
@@ -158,8 +166,12 @@ def _render(
     return texts[0], [(int(start), int(stop)) for start, stop in spans[0]] if marked else []
 
 
-def _plain(messages: Sequence[Message], system: str | None) -> list[Message]:
-    """Checked copies of the messages, each with a string as its content."""
+def _plain(
+    messages: Sequence[Message], system: str | None, pictures: bool = False
+) -> list[Message]:
+    """Checked copies of the messages, each with a string as its content, or with `pictures` the
+    parts of one that has some.
+    """
     if not messages:
         raise InputError("A conversation needs at least one message.")
     for i, message in enumerate(messages):
@@ -173,7 +185,11 @@ def _plain(messages: Sequence[Message], system: str | None) -> list[Message]:
                 "There is a system message already; leave out `system` or that message."
             )
         messages = [{"role": "system", "content": system}, *messages]
-    return [{**m, "content": _content(i, m.get("content"))} for i, m in enumerate(messages)]
+    is_picture = lambda part: isinstance(part, dict) and part.get("type") == "image"
+    seen = lambda x: pictures and isinstance(x, list) and any(map(is_picture, x))
+    contents = [m.get("content") for m in messages]
+    made = [x if seen(x) else _content(i, x) for i, x in enumerate(contents)]
+    return [{**m, "content": x} for m, x in zip(messages, made, strict=True)]
 
 
 def _content(i: int, content: Any) -> str:

@@ -157,7 +157,7 @@ def load_adapter(tree: Any, folder: str | os.PathLike[str], names: Mapping[str, 
 
 def _modules(tree: Any, path: str, names: Mapping[str, Any]) -> list[str]:
     """The hub names of the modules that a (stacked) projection stands for."""
-    rename = renamer({key: name for key, name in names.items() if isinstance(name, str)})
+    rename = renamer(names)
     layers, found = tree.layers, re.fullmatch(r"layers\.(head|body|tail)\.(\d+)(\..+)", path)
     if found is None or not isinstance(layers, Folded):
         return [rename(path)]

@@ -1,0 +1,34 @@
+"""Attention in which the tokens of one picture see each other."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from flaxen.attention import Call, Extras, Mask
+from flaxen.attention.call import visible
+from flaxen.core.tree import module
+from flaxen.layers.attention import Attention
+from flaxen.layers.context import Context
+
+
+@module
+class TogetherAttention(Attention):
+    """A query sees what the mask lets it see, and where the context's bias (B, 1, T, T) is True.
+    The whole mask becomes a bias then: mechanisms know causal ones and windows, and no others.
+    """
+
+    def extras(self, ctx: Context) -> Extras:
+        extras = super().extras(ctx)
+        if ctx.bias is None:
+            return extras
+        see = visible(self.mask, ctx.scene)[:, None] | ctx.bias
+        return dataclasses.replace(extras, bias=jnp.where(see, 0.0, -jnp.inf))
+
+    def call(self, q: jax.Array, k: jax.Array, v: jax.Array, ctx: Context) -> Call:
+        call = super().call(q, k, v, ctx)
+        if ctx.bias is None:
+            return call
+        return dataclasses.replace(call, mask=Mask(causal=False), bias=True)
