@@ -146,7 +146,7 @@ def main() -> None:
     config = transformers.CONFIG_MAPPING[given["model_type"]](**kwargs)
     sees = hasattr(config, "vision_config")
     auto = "AutoModelForImageTextToText" if sees else "AutoModelForImageClassification"
-    model, rows, _ = make_golden.built(config, getattr(transformers, auto))
+    model, rows, _ = make_golden.built(config, "eager", getattr(transformers, auto))
     full = {k: v for k, v in model.config.to_dict().items() if k not in make_golden.GENERIC}
     full["architectures"] = [type(model).__name__]
     if sees:
