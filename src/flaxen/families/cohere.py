@@ -21,14 +21,15 @@ def norm(c: Any) -> LayerNorm:
     return layer_norm(c.layer_norm_eps, bias=False, embed=c.hidden_size)
 
 
-def head_norm(c: Any, **heads: int) -> LayerNorm:
-    return layer_norm(c.layer_norm_eps, bias=False, **heads, head_dim=head_dim(c))
+def head_norm(c: Any, axis: str, heads: int) -> LayerNorm:
+    shape: Any = {axis: heads, "head_dim": head_dim(c)}
+    return layer_norm(c.layer_norm_eps, bias=False, **shape)
 
 
 def attn(c: Any, i: int) -> Attention:
     norms = {
-        "q_norm": head_norm(c, heads=c.num_attention_heads),
-        "k_norm": head_norm(c, kv_heads=c.num_key_value_heads),
+        "q_norm": head_norm(c, "heads", c.num_attention_heads),
+        "k_norm": head_norm(c, "kv_heads", c.num_key_value_heads),
     }
     return self_attn(c, i, rope=partly(c, interleaved=True), **norms if c.use_qk_norm else {})
 

@@ -131,15 +131,16 @@ class MaskedLMHead(Head):
 
     def loss_alone(self, last: Last, targets: dict[str, jax.Array]) -> jax.Array:
         """The scores of all tokens are never held at once."""
-        x = self.transform(last.states)
-        head = last.table if self.decoder is None else self.decoder
+        x, table = self.transform(last.states), last.table
+        assert table is not None  # only what reads text has such a head
+        head = table if self.decoder is None else self.decoder
         own = self.bias if self.decoder is None or self.bias is not None else self.decoder.bias
         total, count = linear_cross_entropy(
             x.reshape(-1, x.shape[-1]),
             head.weight,
             targets["labels"].reshape(-1),
             bias=own,
-            vocab=last.table.vocab,
+            vocab=table.vocab,
         )
         return total / jnp.maximum(count, 1)
 

@@ -113,7 +113,7 @@ def _kinds(node: ast.FunctionDef) -> list[str]:
     """The model types that a function's decorators register."""
     calls = [d for d in node.decorator_list if isinstance(d, ast.Call)]
     named = [call.args[1] for call in calls if getattr(call.func, "id", "") == "family"]
-    return [arg.value for arg in named if isinstance(arg, ast.Constant)]
+    return [str(arg.value) for arg in named if isinstance(arg, ast.Constant)]
 
 
 def _defined(node: ast.stmt) -> list[str]:
@@ -145,5 +145,6 @@ def _import(node: ast.stmt, used: set[str]) -> str:
     kept = [a for a in node.names if (a.asname or a.name).split(".")[0] in used]
     if not kept:
         return ""
-    node = type(node)(**{**dict(ast.iter_fields(node)), "names": kept})
-    return ast.unparse(node)
+    if isinstance(node, ast.Import):
+        return ast.unparse(ast.Import(kept))
+    return ast.unparse(ast.ImportFrom(node.module, kept, node.level))
