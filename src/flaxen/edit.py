@@ -110,11 +110,14 @@ class Editable:
         if not mean_resizing:
             std = float(getattr(self.config, "initializer_range", None) or 0.02)
         module = resized(self.module, rows, self.runtime.placement, std=std, seed=seed)
-        config = json.loads(self.origin.config_json) | {"vocab_size": rows}
-        pad = config.get("pad_token_id")
+        config = json.loads(self.origin.config_json)
+        text = config.get("text_config")
+        about = text if isinstance(text, dict) else config
+        about["vocab_size"] = rows
+        pad = about.get("pad_token_id")
         if isinstance(pad, int) and pad >= rows:
             # Transformers refuses to build a table that lacks the row of the padding.
-            config["pad_token_id"] = None
+            about["pad_token_id"] = None
         origin = dataclasses.replace(self.origin, config_json=json.dumps(config, sort_keys=True))
         return dataclasses.replace(self, module=module, origin=origin)
 

@@ -129,6 +129,7 @@ class Model(Editable, Continuing):
         A causal language model gives logits. segment_ids (B, T) tells packed documents apart;
         past_key_values is a cache from `init_cache`, and a longer one comes back. extra_embedding
         (B, T, D) is added to the tokens' embeddings, where vision_mask (B, T) is not 0 if given.
+        A model that sees takes pixel_values, and what else says its page, docs/images.md.
         An encoder takes token_type_ids (B, T), and gives what its head does: see `models.heads`.
 
         Raises:

@@ -14,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 import flaxen
 from flaxen.core.errors import ConfigError, InputError
 from flaxen.generate.loop import programs
+from flaxen.generate.settings import resolve
 from flaxen.models.vision_language import look
 from flaxen.pretrained import from_config
 
@@ -65,6 +66,8 @@ def test_numbers_gradients_and_bytes(loaded, tmp_path):
     close(out.image_hidden_states, x["image_embeds"])
     close(out.logits, x["logits"], mask)
     assert abs(loss - x["loss"]) < LOSS
+    alone = model.loss(x["input_ids"], x["labels"], mask, x.get("position_ids"), **given)
+    assert abs(alone - x["loss"]) < LOSS
     grads.save(tmp_path / "grads")
     hub = load_file(tmp_path / "grads" / "model.safetensors")
     for key, norm in case.grad_norms.items():
@@ -160,6 +163,15 @@ def test_pictures_of_other_sizes_meet_programs_that_are_there(tmp_path):
     assert counts[0] == counts[1] == counts[2]
 
 
+def test_a_compiled_step_is_given_the_positions(tmp_path):
+    case = golden.case("qwen2_vl")
+    model, x = flaxen.load(golden.write_folder(case, tmp_path)), case.arrays
+    run = jax.jit(lambda ids, **more: model(ids, **pictures(case), **more).logits)
+    with pytest.raises(InputError, match="pass position_ids"):
+        run(x["input_ids"])
+    close(run(x["input_ids"], position_ids=x["mrope_position_ids"]), x["logits"])
+
+
 def test_films(tmp_path):
     """A film of one frame and a picture are the same to the vision model."""
     case = golden.case("qwen2_vl")
@@ -202,3 +214,13 @@ def test_keys_of_the_models_inside_are_read_or_refused():
     raw = golden.case("gemma3").config | {"mm_tokens_per_image": 9}
     with pytest.raises(ConfigError, match="mm_tokens_per_image=9"):
         from_config(raw, abstract=True)
+
+
+def test_the_words_are_those_of_the_text_config(tmp_path):
+    case = golden.case("qwen2_vl")
+    model = flaxen.load(golden.write_folder(case, tmp_path))
+    assert resolve(model, 3, {}).eos_token_id == (2,)
+    wider = model.resize_token_embeddings(140)
+    assert wider.config.text_config.vocab_size == 140
+    wider.save(tmp_path / "wider")
+    assert flaxen.load(tmp_path / "wider").module.embed_tokens.vocab_size == 140

@@ -104,7 +104,10 @@ def memory(abstract: Model, loading: Loading, length: int) -> dict[str, int]:
 
     tree = parts(abstract.module, planned(loading.mesh, loading.plan))
     itemsize = tree.nbytes // tree.parameters
-    per_token = cache_bytes_per_token(abstract.module, itemsize) if abstract.can_generate() else 0
+    per_token = 0
+    if abstract.can_generate():
+        # What sees remembers nothing.
+        per_token = cache_bytes_per_token(abstract.module.layers, itemsize)
     return {
         "weights": tree.device_bytes,
         "cache_per_token": per_token,

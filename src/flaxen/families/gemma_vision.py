@@ -56,7 +56,9 @@ def gemma3(c: Any) -> VisionLanguage:
     made = gemma3_text(c.inner("text_config", tie_word_embeddings=c.tie_word_embeddings))
     v = c.inner("vision_config")
     together = lambda b: dataclasses.replace(b, self_attn=as_kind(TogetherAttention, b.self_attn))
-    made = dataclasses.replace(made, layers=[together(b) for b in made.layers])
+    # Transformers caps the scores of the text model alone, not of the one that sees.
+    layers = [together(b) for b in made.layers]
+    made = dataclasses.replace(made, layers=layers, logit_softcap=None)
     vision = FixedTower(
         tower=siglip_vision(v),
         projector=projector(c, v, made.embed_tokens.weight.shape[1]),

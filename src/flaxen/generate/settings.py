@@ -147,6 +147,8 @@ def _limit(asked: Mapping[str, Any], stored: Mapping[str, Any], columns: int) ->
 def _stored(model: Any) -> dict[str, Any]:
     """What the checkpoint says, as far as it makes sense; ids may stand in the model's config."""
     config, ours = model.config, {**(model.generation_config or {})}
+    if hasattr(config, "text_config"):
+        config = config.get_text_config()  # of a model that sees
     for name in ("eos_token_id", "pad_token_id", "max_length"):
         if ours.get(name) is None:
             ours[name] = getattr(config, name, None)

@@ -153,6 +153,7 @@ def mean_loss(
     attention_mask: jax.Array | None = None,
     position_ids: jax.Array | None = None,
     segment_ids: jax.Array | None = None,
+    extra: jax.Array | None = None,
     *,
     runtime: Runtime,
 ) -> jax.Array:
@@ -160,7 +161,7 @@ def mean_loss(
     ctx = whole_context(
         decoder, input_ids.shape, runtime, attention_mask, position_ids, segment_ids
     )
-    total, count = decoder.loss(input_ids, shifted(labels, ctx.scene.q_segments), ctx)
+    total, count = decoder.loss(input_ids, shifted(labels, ctx.scene.q_segments), ctx, extra)
     return total / jnp.maximum(count, 1)
 
 

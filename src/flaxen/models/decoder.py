@@ -131,13 +131,15 @@ class Decoder(Skeleton):
         vocab = self.embed_tokens.vocab
         return y if vocab is None else only_tokens(y, vocab)
 
-    def loss(self, ids: jax.Array, labels: jax.Array, ctx: Context) -> tuple[jax.Array, jax.Array]:
+    def loss(
+        self, ids: jax.Array, labels: jax.Array, ctx: Context, extra: jax.Array | None = None
+    ) -> tuple[jax.Array, jax.Array]:
         """Sum of -log p over targets, and their number; labels (B, T) stand at the slot that
-        predicts them, -100 is ignored.
+        predicts them, -100 is ignored. extra: as in `hidden`.
 
         The (B, T, V) scores are never held at once.
         """
-        x, _, _ = self.hidden(ids, ctx)
+        x, _, _ = self.hidden(ids, ctx, extra=extra)
         head = self.embed_tokens if self.lm_head is None else self.lm_head
         with ctx.runtime.products():
             return linear_cross_entropy(

@@ -63,10 +63,15 @@ class VisionLanguage(Decoder):
         return jnp.where(here[..., None], extra.astype(x.dtype), x)
 
     def see(
-        self, ids: Any, mask: Any, given: Mapping[str, Any], runtime: Runtime
+        self,
+        ids: Any,
+        mask: Any,
+        given: Mapping[str, Any],
+        runtime: Runtime,
+        counted: bool = True,
     ) -> tuple[Sight, int]:
         """The pictures of a text (B, T), and of how many tokens they are; mask (B, T) is 0 for
-        padding.
+        padding; counted: with positions, where pictures have their own.
 
         Raises:
             InputError: pictures that the vision model cannot read, or that the text has not as many
@@ -76,8 +81,8 @@ class VisionLanguage(Decoder):
         features = look(self.vision, pictures.arrays, runtime=runtime)
         which = places(ids, self.tokens, pictures.counts)
         sight = Sight(features=features, which=which)
-        if self.axes > 1:
-            if isinstance(ids, Tracer):
+        if self.axes > 1 and counted:
+            if isinstance(ids, Tracer) or isinstance(mask, Tracer):
                 raise InputError(
                     "The positions of pictures cannot be counted inside of a compiled function; "
                     "close over input_ids as an array, or pass position_ids."
@@ -119,8 +124,8 @@ class VisionLanguage(Decoder):
             mask = room_for(self, kept, ids, attention_mask)
         else:
             mask = fitting(ids.shape, "attention_mask", attention_mask)
-        sight, count = self.see(ids, mask, given, how.runtime) if given else (None, 0)
         positions = self._positions(ids, position_ids)
+        sight, count = self._seen(ids, mask, given, positions, how)
         if kept is not None:
             out = self._continued(how, ids, kept, mask, positions, sight)
         else:
@@ -130,14 +135,17 @@ class VisionLanguage(Decoder):
         fields = {f.name: getattr(out, f.name) for f in dataclasses.fields(out)}
         return SeeingOutput(**fields, image_hidden_states=seen, rope_deltas=shift)
 
+    def _seen(
+        self, ids: Any, mask: Any, given: Mapping[str, Any], positions: Any, how: How
+    ) -> tuple[Sight | None, int]:
+        if not given:
+            return None, 0
+        return self.see(ids, mask, given, how.runtime, counted=positions is None)
+
     def _whole(
         self, how: How, ids: Any, mask: Any, positions: Any, sight: Sight | None, labels: Any
     ) -> Any:
-        if positions is None and sight is not None:
-            positions = sight.positions
-        if positions is not None and mask is None:
-            # Without a mask, jumps of positions would tell documents apart.
-            mask = np.ones(ids.shape, bool)
+        mask, positions = _placed(ids, mask, positions, sight)
         return causal.forward(
             self,
             ids,
@@ -169,11 +177,33 @@ class VisionLanguage(Decoder):
             cache = cache.shifted(sight.shift)
         return run(self, ids, cache, valid, positions, extra, runtime=how.runtime)
 
-    def loss_alone(self, how: How, **inputs: Any) -> jax.Array:
-        loss = self.call(how, **inputs).loss
-        if loss is None:
-            raise InputError("labels are missing: a loss needs them.")
-        return loss
+    def loss_alone(
+        self,
+        how: How,
+        *,
+        input_ids: Any,
+        labels: Any,
+        attention_mask: Any = None,
+        position_ids: Any = None,
+        mm_token_type_ids: Any = None,
+        token_type_ids: Any = None,
+        **given: Any,
+    ) -> jax.Array:
+        """The loss of `call`, without its logits."""
+        ids = token_ids(input_ids, self.embed_tokens.vocab_size)
+        mask = fitting(ids.shape, "attention_mask", attention_mask)
+        positions = self._positions(ids, position_ids)
+        sight, _ = self._seen(ids, mask, given, positions, how)
+        mask, positions = _placed(ids, mask, positions, sight)
+        return causal.mean_loss(
+            self,
+            ids,
+            labels_of(labels, ids.shape, self.embed_tokens.vocab_size),
+            mask,
+            positions,
+            extra=None if sight is None else sight.embedding(),
+            runtime=how.runtime,
+        )
 
     def _positions(self, ids: Any, position_ids: Any) -> Any:
         if position_ids is None:
@@ -221,6 +251,16 @@ class TogetherVisionLanguage(VisionLanguage):
 def look(vision: Any, arrays: Any, *, runtime: Runtime) -> jax.Array:
     """Features of pictures, (N, D)."""
     return vision.features(arrays, runtime)
+
+
+def _placed(ids: Any, mask: Any, positions: Any, sight: Sight | None) -> tuple[Any, Any]:
+    """Mask and positions of a whole text."""
+    if positions is None and sight is not None:
+        positions = sight.positions
+    if positions is not None and mask is None:
+        # Without a mask, jumps of positions would tell documents apart.
+        mask = np.ones(ids.shape, bool)
+    return mask, positions
 
 
 def places(ids: Any, tokens: tuple[int, ...], counts: tuple[int, ...]) -> Any:
