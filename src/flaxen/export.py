@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import tempfile
 from collections.abc import Callable, Mapping
@@ -27,7 +26,7 @@ from flaxen.families.rope_keys import both_spellings
 from flaxen.fit import hub_layout
 from flaxen.layers.runtime import FILE
 from flaxen.model import Model
-from flaxen.models.fold import unfold
+from flaxen.models.fold import unfolded
 from flaxen.models.vocab import unpadded
 from flaxen.quantize import (
     QuantizedWeight,
@@ -234,7 +233,7 @@ def _leaves(model: Model, leaf: Callable[[Any], LazyTensor]) -> dict[str, Any]:
                 "abstract=True."
             )
     tensors = unpadded(jax.tree.map(leaf, model.module), _first_rows)
-    apart = dataclasses.replace(tensors, layers=unfold(tensors.layers, _layer))
+    apart = unfolded(tensors, _layer)
     return paths(apart, lambda x: isinstance(x, LazyTensor | QuantizedWeight))
 
 

@@ -17,12 +17,12 @@ from flaxen.attention import AttentionSettings
 from flaxen.convert.dtypes import float_dtype
 from flaxen.convert.report import Report
 from flaxen.core.errors import ConfigError
-from flaxen.core.tree import Param, is_param, paths, rebuild
+from flaxen.core.tree import Param, is_param, paths, rebuild, walk
 from flaxen.families.config import abstract_module, hf_config
 from flaxen.layers.checkpointing import Checkpointing
 from flaxen.layers.runtime import Runtime
 from flaxen.model import Model, Origin
-from flaxen.models.fold import Folded, folded, one_param, stack_params, unfold
+from flaxen.models.fold import Folded, folded, one_param, stack_params, unfolded
 from flaxen.running import runtime_of
 from flaxen.shard import Plan
 
@@ -79,18 +79,18 @@ def filled(model: Model, rng: int | jax.Array, input_shape: tuple[int, int] = (1
     where, module = model.runtime.placement, model.module
     scale = float(getattr(model.config, "initializer_range", None) or 0.02)
     # Each layer by itself, so that its weights have the same names whether it is folded or not.
-    flat = dataclasses.replace(module, layers=unfold(module.layers, lambda p, _: one_param(p)))
+    flat = unfolded(module, lambda p, _: one_param(p))
     fresh = {
         path: initial(path, param, where and where.weight(param), rng, scale)
         for path, param in paths(flat, is_param).items()
     }
     made = rebuild(flat, fresh)
-    if isinstance(module.layers, Folded):
+    if any(isinstance(part, Folded) for part in walk(module)):
         made = folded(made, jnp.stack)
     filled, bits = model.replace(module=made), model.runtime.weights.bits
     filled = filled if bits is None else filled.quantize(bits)
-    ids = jax.ShapeDtypeStruct(input_shape, jnp.int32)
-    jax.eval_shape(lambda model, ids: model(ids).to_tuple()[0], filled, ids)
+    inputs = module.example(input_shape)
+    jax.eval_shape(lambda model, inputs: model(**inputs).to_tuple()[0], filled, inputs)
     return filled
 
 

@@ -199,12 +199,25 @@ def _row(name: str, layout: Layout, parts: dict[str, tuple[str, Param]]) -> Row:
 
 
 def renamer(names: Mapping[str, str]) -> Callable[[str], str]:
-    """Replace whole segments of a path, longest first, in one pass: no result is renamed again."""
+    """Replace whole segments of a path, longest first, in one pass: no result is renamed again. A
+    `*` in a key is a number, which takes the place of that in the name.
+    """
     if not names:
         return lambda path: path
-    keys = "|".join(re.escape(k) for k in sorted(names, key=len, reverse=True))
+    ordered = sorted(names, key=len, reverse=True)
+    keys = "|".join(re.escape(k).replace(r"\*", r"\d+") for k in ordered)
     pattern = re.compile(rf"(?<![^.])(?:{keys})(?![^.])")
-    return lambda path: pattern.sub(lambda match: names[match[0]], path)
+
+    def name(match: re.Match[str]) -> str:
+        if match[0] in names:
+            return names[match[0]]
+        numbers = iter(_NUMBER.findall(match[0]))
+        return re.sub(r"\*", lambda _: next(numbers), names[_NUMBER.sub("*", match[0])])
+
+    return lambda path: pattern.sub(name, path)
+
+
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
 def _joiner(joins: list[Join]) -> Callable[[str], tuple[str, str, str] | None]:

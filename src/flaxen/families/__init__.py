@@ -27,6 +27,9 @@ FILES = {
     "mpnet": "roberta",
     "distilbert": "distilbert",
     "modernbert": "modernbert",
+    "t5": "t5",
+    "bart": "bart",
+    "whisper": "whisper",
 }
 """Which file holds a model type; only that file is imported."""
 

@@ -40,13 +40,33 @@ class RelativeBias:
 
 def both_ways(distance: np.ndarray, ranges: int, reach: int) -> np.ndarray:
     """Which range a distance (key minus query) is in."""
-    side, exact = ranges // 2, ranges // 4
-    far = np.abs(distance)
+    side = ranges // 2
+    return backwards(np.abs(distance), side, reach) + side * (distance > 0)
+
+
+def backwards(far: np.ndarray, ranges: int, reach: int) -> np.ndarray:
+    """Which range a distance is in, from 0 on."""
+    exact = ranges // 2
     # In float32, as the reference counts: the logarithm decides at the borders.
     grown = np.log(np.maximum(far, 1).astype(np.float32) / np.float32(exact))
-    grown = grown / np.float32(math.log(reach / exact)) * np.float32(side - exact)
-    coarse = np.minimum(exact + grown.astype(np.int32), side - 1)
-    return np.where(far < exact, far, coarse) + side * (distance > 0)
+    grown = grown / np.float32(math.log(reach / exact)) * np.float32(ranges - exact)
+    coarse = np.minimum(exact + grown.astype(np.int32), ranges - 1)
+    return np.where(far < exact, far, coarse)
+
+
+@module
+class PastBias:
+    """The same for layers that see the past only: half of `ranges` hold one distance each."""
+
+    weight: Any
+    ranges: static[int]
+    reach: static[int] = 128
+
+    def __call__(self, queries: jax.Array, keys: jax.Array) -> jax.Array:
+        """What is added to the scores of queries (T,) and keys (S,) at these slots: (1, N, T, S)."""
+        table = jnp.asarray(backwards(np.arange(self.reach + 1), self.ranges, self.reach))
+        back = jnp.clip(queries[:, None] - keys[None, :], 0, self.reach)
+        return jnp.moveaxis(rows(self.weight, table[back]), -1, 0)[None]
 
 
 @module

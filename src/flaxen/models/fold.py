@@ -109,9 +109,21 @@ def for_each(layers: Folded | list[Any], make: Callable[..., Any]) -> Any:
     )
 
 
-def folded(decoder: Any, stack: Callable[[list[Any]], Any]) -> Any:
-    """The decoder with equal layers stacked."""
-    return dataclasses.replace(decoder, layers=fold(decoder.layers, stack))
+def folded(model: Any, stack: Callable[[list[Any]], Any]) -> Any:
+    """The parts of a model with equal layers stacked."""
+    return _on_layers(model, lambda layers: fold(layers, stack))
+
+
+def unfolded(model: Any, pick: Callable[[Any, int], Any]) -> Any:
+    """The parts of a model with lists of layers again, as `unfold` makes them."""
+    return _on_layers(model, lambda layers: unfold(layers, pick))
+
+
+def _on_layers(tree: Any, change: Callable[[Any], Any]) -> Any:
+    """The tree with `change(layers)` in place of its layers, and of those of parts that have some."""
+    parts = {f.name: getattr(tree, f.name) for f in dataclasses.fields(tree)}
+    inner = {k: _on_layers(part, change) for k, part in parts.items() if hasattr(part, "layers")}
+    return dataclasses.replace(tree, layers=change(tree.layers), **inner)
 
 
 def stack_params(params: list[Param]) -> Param:

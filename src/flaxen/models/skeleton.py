@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any, ClassVar
 
 import jax
+import numpy as np
 
 from flaxen.core.errors import InputError
 from flaxen.layers.runtime import Runtime
@@ -36,6 +37,8 @@ class Skeleton:
     layers: Any
     generates: ClassVar[bool] = False
     """Whether it goes on with a text, token by token."""
+    answers: ClassVar[bool] = False
+    """Whether it answers a sequence with a text of its own, token by token."""
 
     def kind(self) -> str:
         """What errors call it, with its article."""
@@ -62,6 +65,16 @@ class Skeleton:
         padding.
         """
         raise NotImplementedError
+
+    def example(self, shape: tuple[int, int]) -> dict[str, Any]:
+        """Inputs that it can be called with, as shapes: so many rows, and tokens in each."""
+        return {"input_ids": jax.ShapeDtypeStruct(shape, np.int32)}
+
+    def untied(self) -> Any:
+        """The same with a head of its own in place of a tied one, as a description; None if only
+        the config says which it is.
+        """
+        return None
 
     def ties(self) -> dict[str, str]:
         """Weights that share another's parameter: path -> the path of that one."""
