@@ -65,11 +65,15 @@ class Tower:
         Raises:
             InputError: for more tokens than there are positions.
         """
-        if self.embed_positions is None:
-            return
-        most = self.embed_positions.weight.shape[0] - getattr(self.embed_positions, "offset", 0)
-        if length > most:
+        most = self.longest
+        if most is not None and length > most:
             raise InputError(f"{name} have {length} tokens; this model has positions for {most}.")
+
+    @property
+    def longest(self) -> int | None:
+        """How many positions there are; None if any number."""
+        table = self.embed_positions
+        return None if table is None else table.weight.shape[0] - getattr(table, "offset", 0)
 
 
 class Source:
