@@ -40,6 +40,7 @@ ROOMS = [
     "quantize",
     "text",
     "generate",
+    "speech",
     "tune",
     "show",
     "train",

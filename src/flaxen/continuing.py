@@ -107,3 +107,9 @@ class Continuing:
             return answer(self, input_ids, attention_mask, **settings)
         only_generating(self.module, "generate")
         return generate(self, input_ids, attention_mask, **settings)
+
+    def transcribe(self: Any, audio: Any, **settings: Any) -> Any:
+        """What is said in a WAV file, or in samples: Whisper's. See `flaxen.speech.transcribe`."""
+        from flaxen.speech import transcribe
+
+        return transcribe(self, audio, **settings)

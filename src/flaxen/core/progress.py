@@ -1,4 +1,4 @@
-"""A bar for work that takes a while, in bytes."""
+"""A bar for work that takes a while, in bytes or what else is counted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 Progress = bool | Callable[[int], None]
-"""True for a bar on stderr, False for none, or a function that is told bytes as they arrive."""
+"""True for a bar on stderr, False for none, or a function that is told bytes (or what else is
+counted) as they arrive.
+"""
 
 PATIENCE = 1.0
 """Seconds of work before a bar appears: what is over at once shows none."""
@@ -15,9 +17,11 @@ PATIENCE = 1.0
 
 @contextmanager
 def reporting(
-    progress: Progress, title: str, total: int | None = None
+    progress: Progress, title: str, total: int | None = None, *, of: str = "bytes"
 ) -> Iterator[Callable[[int], None] | None]:
-    """What to tell the bytes to; a bar is drawn on a terminal or in a notebook only."""
+    """What to tell the bytes (or what else `of` says) to; a bar is drawn on a terminal or in a
+    notebook only.
+    """
     if callable(progress) or not progress:
         yield progress or None
         return
@@ -30,17 +34,21 @@ def reporting(
     from rich.progress import (
         BarColumn,
         DownloadColumn,
+        MofNCompleteColumn,
         Progress,
         TextColumn,
         TimeRemainingColumn,
         TransferSpeedColumn,
     )
 
+    if of == "bytes":
+        counts = (DownloadColumn(binary_units=True), TransferSpeedColumn())
+    else:
+        counts = (MofNCompleteColumn(), TextColumn(of))
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
+        *counts,
         TimeRemainingColumn(),
         console=console,
         transient=True,

@@ -126,13 +126,15 @@ def say(
 
     def following(logits: Any, seen: Any, live: Any, count: Any, tokens: Any) -> Step:
         scores = rule(logits.astype(jnp.float32), count, sampling.limit)
-        scores = scores if more is None else more(scores, tokens, count)
+        # Where more is asked of tokens, they are compared with those that may come.
+        of = logits if more is None else more(scores, tokens, count)
+        scores = scores if more is None else of
         token = jnp.where(live, choose(scores, seen, count, sampling), sampling.pad)
         return Step(
             token=token,
             live=live,
             open=live & ~ends(token, sampling),
-            logprob=jnp.where(live, logprob(logits, token, sampling), 0),
+            logprob=jnp.where(live, logprob(of, token, sampling), 0),
             count=jnp.asarray(count + 1, jnp.int32),
             seen=seen.at[rows, token].max(live),
         )
