@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from flaxen.cli.options import Count, Json, Loading, Source, about
-from flaxen.cli.output import print_json, print_out, remark
+from flaxen.cli.output import print_json, remark, write_now
 
 
 def transcribe(
@@ -45,9 +45,9 @@ def transcribe(
         return
     if timestamps:
         for piece in found.segments:
-            print_out(f"[{clock(piece.start)} --> {clock(piece.end)}]{piece.text}")
+            write_now(f"[{clock(piece.start)} --> {clock(piece.end)}]{piece.text}\n")
     else:
-        print_out(found.text.strip())
+        write_now(found.text.strip() + "\n")
     heard = f"{found.language}, " if found.language else ""
     remark(f"{heard}{found.seconds:.1f} s of audio in {took:.1f} s")
 
