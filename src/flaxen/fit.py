@@ -76,6 +76,7 @@ def fit(checkpoint: Checkpoint, key_mapping: Mapping[str, str] | None = None) ->
             base_prefix=family.base_prefix,
             buffers=family.buffers,
             spare=family.spare,
+            optional=family.optional,
         )
 
     relation, found = matched(module)

@@ -10,6 +10,7 @@ from safetensors.numpy import load_file
 
 import flaxen
 from flaxen.core.errors import InputError
+from flaxen.pretrained import from_config
 
 CASES = [*golden.cases("seq2seq"), *golden.cases("whisper")]
 MESH = "fsdp=4,tp=2"
@@ -101,14 +102,16 @@ def test_a_sparse_config_means_the_same_and_all_it_looks_at_can_be_seen(name, tm
     assert len(out.encoder_hidden_states) == len(out.decoder_hidden_states) == 3
     close(out.encoder_hidden_states[-1], out.encoder_last_hidden_state, atol=1e-6)
     if "attention_mask" in x:
-        hidden = np.broadcast_to(x["attention_mask"][:, None, None] == 0, out.cross_attentions[0].shape)
+        hidden = np.broadcast_to(
+            x["attention_mask"][:, None, None] == 0, out.cross_attentions[0].shape
+        )
         assert np.asarray(out.cross_attentions[0])[hidden].max() == 0
     alone = model.loss(**source(x), labels=x["labels"])
     assert abs(alone - x["loss"]) < LOSS
 
 
 def fresh(name="t5", **more):
-    return flaxen.from_config(golden.case(name).config | more)
+    return from_config(golden.case(name).config | more)
 
 
 def test_rules_of_a_checkpoint_and_of_a_call():

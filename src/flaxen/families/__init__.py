@@ -28,7 +28,12 @@ FILES = {
     "distilbert": "distilbert",
     "modernbert": "modernbert",
     "t5": "t5",
+    "mt5": "t5",
+    "umt5": "t5",
     "bart": "bart",
+    "mbart": "bart",
+    "pegasus": "bart",
+    "marian": "bart",
     "whisper": "whisper",
 }
 """Which file holds a model type; only that file is imported."""

@@ -1,7 +1,10 @@
-"""BART: learned positions from row 2 on, norms over the embeddings and after each sublayer."""
+"""BART: learned positions from row 2 on, norms over the embeddings and after each sublayer; mBART,
+Pegasus and Marian, which differ in these.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,6 +15,8 @@ from flaxen.families.seq2seq import (
     NAMES,
     SIDES,
     asked,
+    decoder_block,
+    encoder_block,
     layers,
     norm,
     post_norm_decoder_block,
@@ -19,11 +24,15 @@ from flaxen.families.seq2seq import (
     shifted,
     table,
 )
-from flaxen.layers.positions import later_positions
-from flaxen.models.encoder_decoder import EncoderDecoder, SelfShift
+from flaxen.layers.positions import later_positions, wave_positions
+from flaxen.models.encoder_decoder import EncoderDecoder
+from flaxen.models.shift import LanguageShift, SelfShift, Shift
 from flaxen.models.tower import TextEncoder
 
 FAMILIES: dict[str, Family] = {}
+
+BIAS = r"final_logits_bias"
+SPARE = r"classification_head\.|qa_outputs\."
 
 
 def sides(c: Any) -> list[dict[str, Any]]:
@@ -43,16 +52,69 @@ def head(c: Any) -> dict[str, Any]:
     return {"logits_bias": zeros_param("1 vocab", vocab=c.vocab_size)}
 
 
-@family(FAMILIES, "bart", NAMES, spare=r"classification_head\.|qa_outputs\.")
-def bart(c: Any) -> EncoderDecoder:
+def model(
+    c: Any,
+    prefix: str,
+    encoder: dict[str, Any],
+    decoder: dict[str, Any],
+    encoder_block: Callable[[Any], Any] = post_norm_encoder_block,
+    decoder_block: Callable[[Any], Any] = post_norm_decoder_block,
+    shift: Shift | None = None,
+    ending: str = "ForConditionalGeneration",
+) -> EncoderDecoder:
     c.get("classifier_dropout")  # of heads that are not made here
-    if not c.tie_word_embeddings:
-        raise ConfigError("tie_word_embeddings is false; BART's head is always tied. Set it true.")
-    encoder, decoder = sides(c)
-    return asked(c, "Bart", partial(head, c))(
+    for key, wanted in (("tie_word_embeddings", True), ("is_decoder", False)):
+        if c.get(key, wanted) != wanted:
+            raise ConfigError(f"{key} is {not wanted}; only {wanted} is handled for {prefix}.")
+    return asked(c, prefix, partial(head, c), ending)(
         embed_tokens=table(c),
-        encoder=TextEncoder(layers=layers(c, "encoder", post_norm_encoder_block), **encoder),
-        layers=layers(c, "decoder", post_norm_decoder_block),
-        shift=shifted(c, SelfShift),
+        encoder=TextEncoder(layers=layers(c, "encoder", encoder_block), **encoder),
+        layers=layers(c, "decoder", decoder_block),
+        shift=shift or shifted(c, SelfShift),
         **decoder,
     )
+
+
+@family(FAMILIES, "bart", NAMES, optional=BIAS, spare=SPARE)
+def bart(c: Any) -> EncoderDecoder:
+    encoder, decoder = sides(c)
+    return model(c, "Bart", encoder, decoder)
+
+
+def norms(c: Any) -> list[dict[str, Any]]:
+    """As BART's sides, with a norm at the end of each."""
+    return [side | {"norm": norm(c)} for side in sides(c)]
+
+
+@family(FAMILIES, "mbart", NAMES, optional=BIAS, spare=SPARE)
+def mbart(c: Any) -> EncoderDecoder:
+    encoder, decoder = norms(c)
+    return model(
+        c, "MBart", encoder, decoder, encoder_block, decoder_block, shifted(c, LanguageShift)
+    )
+
+
+def sinusoidal(c: Any, side: dict[str, Any]) -> dict[str, Any]:
+    """Positions that nobody learned, in place of BART's, and no norm over the embeddings."""
+    kept = {key: part for key, part in side.items() if key != "embed_norm"}
+    return kept | {"embed_positions": wave_positions(c.max_position_embeddings, c.d_model)}
+
+
+WAVES = rf"{BIAS}|model\.(en|de)coder\.embed_positions\.weight"
+
+
+@family(FAMILIES, "pegasus", NAMES, optional=WAVES)
+def pegasus(c: Any) -> EncoderDecoder:
+    encoder, decoder = (sinusoidal(c, side) for side in norms(c))
+    return model(c, "Pegasus", encoder, decoder, encoder_block, decoder_block, shifted(c))
+
+
+@family(FAMILIES, "marian", NAMES, optional=WAVES)
+def marian(c: Any) -> EncoderDecoder:
+    if not c.share_encoder_decoder_embeddings or c.get("decoder_vocab_size") != c.vocab_size:
+        raise ConfigError(
+            "share_encoder_decoder_embeddings is false or decoder_vocab_size is another than "
+            "vocab_size: two tables of embeddings, of which only one is handled here."
+        )
+    encoder, decoder = (sinusoidal(c, side) for side in sides(c))
+    return model(c, "Marian", encoder, decoder, shift=shifted(c), ending="MTModel")

@@ -17,7 +17,8 @@ from flaxen.layers.linear import Embedding, embedding
 from flaxen.layers.mlp import mlp
 from flaxen.layers.norm import LayerNorm, layer_norm
 from flaxen.layers.post_norm import PostNormBlock
-from flaxen.models.encoder_decoder import EncoderDecoder, Seq2Seq, Shift
+from flaxen.models.encoder_decoder import EncoderDecoder, Seq2Seq
+from flaxen.models.shift import Shift
 
 SIDES = ("encoder", "decoder")
 
@@ -150,15 +151,19 @@ def shifted(c: Any, kind: type[Shift] = Shift) -> Shift:
 
 
 def asked(
-    c: Any, prefix: str, head: Callable[[], dict[str, Any]], generating: Sequence[str] = ()
+    c: Any,
+    prefix: str,
+    head: Callable[[], dict[str, Any]],
+    ending: str = "ForConditionalGeneration",
+    older: Sequence[str] = (),
 ) -> Callable[..., EncoderDecoder]:
-    """What `architectures` names: the model without a head, or with what `head()` makes; without
-    any, the one with. `generating`: other names of that one.
+    """What `architectures` names: the model without a head, or with what `head()` makes, whose name
+    has this ending, or one of the `older`; without any, the one with.
 
     Raises:
         ConfigError: for a head that this family does not have.
     """
-    full = (f"{prefix}ForConditionalGeneration", *generating)
+    full = [f"{prefix}{name}" for name in (ending, *older)]
     name = next(iter(c.get("architectures") or ()), full[0])
     if name == f"{prefix}Model":
         return EncoderDecoder

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from flaxen.attention import Mask
 from flaxen.core.errors import ConfigError
 from flaxen.core.tree import param
-from flaxen.families.family import Family, family
+from flaxen.families.family import Family, Names, family
 from flaxen.families.seq2seq import asked, shifted
 from flaxen.layers.attention import attention
 from flaxen.layers.block import Block
@@ -18,7 +19,12 @@ from flaxen.layers.inner_dropout import DroppingMLP, GatedFeedForward, as_kind, 
 from flaxen.layers.linear import embedding
 from flaxen.layers.mlp import mlp
 from flaxen.layers.norm import RMSNorm, rms_norm
-from flaxen.layers.relative_bias import BiasedAttention, PastBias, RelativeBias
+from flaxen.layers.relative_bias import (
+    BiasedAttention,
+    OwnBiasAttention,
+    PastBias,
+    RelativeBias,
+)
 from flaxen.models.encoder_decoder import EncoderDecoder
 from flaxen.models.tower import TextEncoder
 
@@ -88,10 +94,13 @@ def ffn(c: Any) -> DroppingMLP | GatedFeedForward:
     return as_kind(DroppingMLP, mlp(*width), dropout=rate)
 
 
-def slots(c: Any, causal: bool) -> dict[str, Any]:
+Attn = Callable[[Any, bool], Any]
+
+
+def slots(c: Any, causal: bool, attn: Attn) -> dict[str, Any]:
     """What layers of both sides have."""
     return {
-        "self_attn": biased_attn(c, causal),
+        "self_attn": attn(c, causal),
         "mlp": ffn(c),
         "input_layernorm": rms(c),
         "pre_feedforward_layernorm": rms(c),
@@ -99,10 +108,9 @@ def slots(c: Any, causal: bool) -> dict[str, Any]:
     }
 
 
-def decoder_block(c: Any) -> CrossBlock:
-    return CrossBlock(
-        **slots(c, True), cross_attn=cross_attention(**sizes(c)), cross_attention_layernorm=rms(c)
-    )
+def decoder_block(c: Any, attn: Attn) -> CrossBlock:
+    cross = cross_attention(**sizes(c))
+    return CrossBlock(**slots(c, True, attn), cross_attn=cross, cross_attention_layernorm=rms(c))
 
 
 def bias(c: Any, kind: type[Any]) -> Any:
@@ -112,36 +120,65 @@ def bias(c: Any, kind: type[Any]) -> Any:
     return kind(weight=weight, ranges=ranges, reach=reach)
 
 
+def shared_bias(c: Any, causal: bool) -> dict[str, Any]:
+    """One table for all layers of a side."""
+    return {"position_bias": bias(c, PastBias if causal else RelativeBias)}
+
+
+def no_bias(c: Any, causal: bool) -> dict[str, Any]:
+    return {}
+
+
 def head(c: Any) -> dict[str, Any]:
-    """Tied, whatever a config says: a head of its own shows in the file."""
+    """Tied, whatever a config says: a head of its own shows in the file. The config class makes
+    the next key of what a file says of it.
+    """
     return {"head_scale": c.d_model**-0.5 if c.scale_decoder_outputs else 1.0}
 
 
-def t5(c: Any, prefix: str) -> EncoderDecoder:
+def unscaled(c: Any) -> dict[str, Any]:
+    return {}
+
+
+def t5(
+    c: Any,
+    prefix: str,
+    attn: Attn = biased_attn,
+    around: Callable[[Any, bool], dict[str, Any]] = shared_bias,
+    head: Callable[[Any], dict[str, Any]] = head,
+) -> EncoderDecoder:
     for key in ("tie_word_embeddings", "classifier_dropout", "initializer_factor"):
         c.get(key)  # of other heads, of fresh weights; `head` says what becomes of the first
     if c.is_decoder:
         raise ConfigError("is_decoder=True asks for a T5 decoder alone, which is not handled here.")
     rate = float(c.dropout_rate)
-    make = asked(c, prefix, partial(head, c), [f"{prefix}WithLMHeadModel"])
-    return make(
+    ends = {"norm": rms(c), "dropout": rate, "last_dropout": rate}
+    inner = [Block(**slots(c, False, attn)) for _ in range(c.num_layers)]
+    return asked(c, prefix, partial(head, c), older=["WithLMHeadModel"])(
         embed_tokens=embedding(c.vocab_size, c.d_model),
-        encoder=TextEncoder(
-            layers=[Block(**slots(c, False)) for _ in range(c.num_layers)],
-            position_bias=bias(c, RelativeBias),
-            norm=rms(c),
-            dropout=rate,
-            last_dropout=rate,
-        ),
-        layers=[decoder_block(c) for _ in range(c.num_decoder_layers)],
-        position_bias=bias(c, PastBias),
-        norm=rms(c),
-        dropout=rate,
-        last_dropout=rate,
+        encoder=TextEncoder(layers=inner, **around(c, False), **ends),
+        layers=[decoder_block(c, attn) for _ in range(c.num_decoder_layers)],
         shift=shifted(c),
+        **around(c, True),
+        **ends,
     )
 
 
+def own_bias(c: Any, causal: bool) -> OwnBiasAttention:
+    """umT5's: each layer has a table of its own."""
+    table = bias(c, PastBias if causal else RelativeBias)
+    plain = attention(**sizes(c), mask=Mask(causal=causal))
+    return as_kind(OwnBiasAttention, plain, position_bias=table)
 
-for _type, _prefix in {"t5": "T5"}.items():
-    family(FAMILIES, _type, T5, base_prefix="transformer", spare=SPARE)(partial(t5, prefix=_prefix))
+
+def register(model_type: str, prefix: str, names: Names = T5, **parts: Any) -> None:
+    build = partial(t5, prefix=prefix, **parts)
+    family(FAMILIES, model_type, names, base_prefix="transformer", spare=SPARE)(build)
+
+
+OWN = {ours: name for ours, name in T5.items() if not ours.endswith("position_bias")}
+OWN |= {"position_bias": "relative_attention_bias"}
+
+register("t5", "T5")
+register("mt5", "MT5", head=unscaled)
+register("umt5", "UMT5", OWN, attn=own_bias, around=no_bias)

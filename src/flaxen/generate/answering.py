@@ -144,9 +144,7 @@ def say(
     )
     tokens = jnp.full((B, room), sampling.pad)
     logprobs = jnp.zeros(tokens.shape, jnp.float32)
-    first = following(
-        begun.logits[:, -1], begun.seen, jnp.ones(B, bool), jnp.int32(0), tokens
-    )
+    first = following(begun.logits[:, -1], begun.seen, jnp.ones(B, bool), jnp.int32(0), tokens)
 
     def body(carry: Any) -> Any:
         cache, step, tokens, logprobs = carry

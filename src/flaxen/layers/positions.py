@@ -1,10 +1,10 @@
-"""Learned positions whose table begins with rows of none."""
+"""Positions whose table begins with rows of none, or is not learned."""
 
 from __future__ import annotations
 
 import jax
 
-from flaxen.core.tree import module, param, static
+from flaxen.core.tree import Param, module, param, static
 from flaxen.layers.linear import PositionTable
 
 
@@ -21,3 +21,9 @@ class LaterPositions(PositionTable):
 
 def later_positions(positions: int, embed: int, offset: int = 2) -> LaterPositions:
     return LaterPositions(weight=param(positions=positions + offset, embed=embed), offset=offset)
+
+
+def wave_positions(positions: int, embed: int) -> PositionTable:
+    """Sines, then cosines, of ever longer waves; files may hold them."""
+    axes = {"positions": positions, "embed": embed}
+    return PositionTable(weight=Param(axes, "positions embed", "waves"))

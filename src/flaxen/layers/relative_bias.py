@@ -63,10 +63,13 @@ class PastBias:
     reach: static[int] = 128
 
     def __call__(self, queries: jax.Array, keys: jax.Array) -> jax.Array:
-        """What is added to the scores of queries (T,) and keys (S,) at these slots: (1, N, T, S)."""
+        """What is added to the scores of queries and keys at these slots, (T,) and (S,) or (B, T)
+        and (B, S): (1 or B, N, T, S).
+        """
         table = jnp.asarray(backwards(np.arange(self.reach + 1), self.ranges, self.reach))
-        back = jnp.clip(queries[:, None] - keys[None, :], 0, self.reach)
-        return jnp.moveaxis(rows(self.weight, table[back]), -1, 0)[None]
+        back = jnp.clip(queries[..., :, None] - keys[..., None, :], 0, self.reach)
+        bias = jnp.moveaxis(rows(self.weight, table[back]), -1, -3)
+        return bias if bias.ndim == 4 else bias[None]
 
 
 @module
@@ -75,6 +78,22 @@ class BiasedAttention(Attention):
 
     def extras(self, ctx: Context) -> Extras:
         return dataclasses.replace(super().extras(ctx), bias=ctx.bias)
+
+    def call(self, q: jax.Array, k: jax.Array, v: jax.Array, ctx: Context) -> Call:
+        return dataclasses.replace(super().call(q, k, v, ctx), bias=True)
+
+
+@module
+class OwnBiasAttention(Attention):
+    """Attention with a bias of its own."""
+
+    position_bias: RelativeBias | PastBias
+
+    def extras(self, ctx: Context) -> Extras:
+        scene, table = ctx.scene, self.position_bias
+        ends = scene.q_slots, scene.k_slots
+        bias = table(*ends) if isinstance(table, PastBias) else table(ends[0].shape[-1])
+        return dataclasses.replace(super().extras(ctx), bias=bias)
 
     def call(self, q: jax.Array, k: jax.Array, v: jax.Array, ctx: Context) -> Call:
         return dataclasses.replace(super().call(q, k, v, ctx), bias=True)

@@ -1,4 +1,4 @@
-"""Whisper's encoder: two convolutions over a log-mel spectrogram, then layers (arXiv 2212.04356)."""
+"""Whisper's encoder: two convolutions over a log-mel spectrogram, then layers, arXiv 2212.04356."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def unfolded(model: Any, pick: Callable[[Any, int], Any]) -> Any:
 
 
 def _on_layers(tree: Any, change: Callable[[Any], Any]) -> Any:
-    """The tree with `change(layers)` in place of its layers, and of those of parts that have some."""
+    """The tree with `change(layers)` in place of its layers, and of those of its parts."""
     parts = {f.name: getattr(tree, f.name) for f in dataclasses.fields(tree)}
     inner = {k: _on_layers(part, change) for k, part in parts.items() if hasattr(part, "layers")}
     return dataclasses.replace(tree, layers=change(tree.layers), **inner)

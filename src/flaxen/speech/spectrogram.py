@@ -24,7 +24,9 @@ def log_mel(samples: np.ndarray, mels: int = 80) -> np.ndarray:
     """
     samples = np.asarray(samples, np.float32)
     if samples.ndim != 1 or len(samples) < HOP:
-        raise InputError(f"The audio has shape {samples.shape}; expected (T,) with T from {HOP} on.")
+        raise InputError(
+            f"The audio has shape {samples.shape}; expected (T,) with T from {HOP} on."
+        )
     half = WINDOW // 2
     mode = "reflect" if len(samples) > half else "symmetric"
     windows = sliding_window_view(np.pad(samples, half, mode=mode), WINDOW)[::HOP]

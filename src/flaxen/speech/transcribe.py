@@ -169,8 +169,8 @@ def _tokenizer(model: Any) -> Any:
 
 
 def _spectrogram(samples: np.ndarray, window: int, mels: int) -> np.ndarray:
-    """(mels, frames), with a window of zeros after it. Audio shorter than a window is filled up with
-    silence first, as in training.
+    """(mels, frames), with a window of zeros after it. Audio shorter than a window is filled up
+    with silence first, as in training.
     """
     short = max(0, window * HOP - len(samples))
     return np.pad(log_mel(np.pad(samples, (0, short)), mels), [(0, 0), (0, window)])
