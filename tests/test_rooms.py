@@ -41,6 +41,7 @@ ROOMS = [
     "text",
     "generate",
     "speech",
+    "embed",
     "tune",
     "show",
     "train",

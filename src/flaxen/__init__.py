@@ -78,6 +78,7 @@ _ROOMS = (
     "convert",
     "core",
     "easydel",
+    "embed",
     "families",
     "generate",
     "layers",

@@ -105,7 +105,6 @@ class Continuing:
 
         if self.module.answers:
             return answer(self, input_ids, attention_mask, **settings)
-        only_generating(self.module, "generate")
         return generate(self, input_ids, attention_mask, **settings)
 
     def transcribe(self: Any, audio: Any, **settings: Any) -> Any:

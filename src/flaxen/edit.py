@@ -16,6 +16,7 @@ from flaxen.core.errors import ConfigError, InputError, did_you_mean
 from flaxen.core.tree import paths
 from flaxen.layers.checkpointing import Checkpointing
 from flaxen.layers.linear import Embedding, Linear
+from flaxen.models.skeleton import only_generating
 from flaxen.models.vocab import padded, resized
 
 
@@ -41,6 +42,7 @@ class Editable:
 
     def get_output_embeddings(self: Any) -> Linear:
         """The head, weight (V, D); a tied one has the weight of the token embeddings."""
+        only_generating(self.module, "give output embeddings")
         head = self.module.lm_head
         return Linear(weight=self.module.embed_tokens.weight) if head is None else head
 
@@ -51,12 +53,14 @@ class Editable:
         Raises:
             InputError: for another shape.
         """
+        only_generating(self.module, "take output embeddings")
         if self.module.lm_head is None:
             return self.set_input_embeddings(new)
         return self._with(lm_head=_with_weights(self.module.lm_head, new))
 
     def get_decoder(self: Any) -> Any:
         """All parts but the head."""
+        only_generating(self.module, "give a decoder")
         return dataclasses.replace(self.module, lm_head=None)
 
     def set_decoder(self: Any, new: Any) -> Any:
@@ -99,6 +103,7 @@ class Editable:
             InputError: for a number that is none.
             ConfigError: for packed weights, adapters and abstract models.
         """
+        only_generating(self.module, "change its number of tokens")
         size = self.module.embed_tokens.vocab_size if new_num_tokens is None else new_num_tokens
         rows = _rounded(_count("new_num_tokens", size), pad_to_multiple_of)
         std = None
@@ -120,6 +125,7 @@ class Editable:
         No token has these rows: their logits are -inf, they are in no loss and are never generated.
         The config stays, and saving leaves them out. `pad_vocab(1)` takes them away.
         """
+        only_generating(self.module, "pad its number of tokens")
         if multiple is None:
             place = self.runtime.placement
             axes = dict(place.plan.weights).get("vocab", ()) if place else ()

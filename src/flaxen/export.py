@@ -81,7 +81,8 @@ def save(
             (folder / FILE).write_text(text, encoding="utf-8")
 
     raw = both_spellings(json.loads(model.origin.config_json))
-    raw.setdefault("architectures", [f"{model.config.model_type.title()}ForCausalLM"])
+    if model.can_generate():
+        raw.setdefault("architectures", [f"{model.config.model_type.title()}ForCausalLM"])
     _check_rounded(model, quantize, kind)
     tensors, quantization = _stored(
         model, OwnPart if several else ArrayTensor, gptq=quantize == "gptq"
@@ -167,7 +168,7 @@ def _stored(
 ) -> tuple[dict[str, LazyTensor], dict[str, Any] | None]:
     """What a file of this model holds, and the `quantization_config` if weights are packed."""
     abstract, family, _ = abstract_module(model.config)
-    relation, lazies = relate(abstract, family.names), _leaves(model, leaf)
+    relation, lazies = relate(abstract, family.names_of(abstract)), _leaves(model, leaf)
     extra = sorted(set(lazies) - set(paths(abstract, is_param)))
     if extra:
         raise CheckpointError(

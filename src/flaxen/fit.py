@@ -66,12 +66,12 @@ def fit(checkpoint: Checkpoint, key_mapping: Mapping[str, str] | None = None) ->
     transforms = _transforms(checkpoint, family, key_mapping)
 
     def matched(module: Any) -> tuple[Relation, Match]:
-        relation = relate(module, family.names)
+        relation = relate(module, family.names_of(module))
         return relation, match(
             relation,
             checkpoint,
             transforms,
-            tied=_tied(module, family.names),
+            tied=_tied(module, family.names_of(module)),
             config=config,
             base_prefix=family.base_prefix,
             buffers=family.buffers,

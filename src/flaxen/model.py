@@ -6,10 +6,12 @@ import dataclasses
 import functools
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from flaxen.continuing import Continuing
 from flaxen.convert.report import Report
@@ -184,6 +186,12 @@ class Model(Editable, Continuing):
         }
         module = calling.weights(self.module, None, False)
         return module.loss_alone(How(self.runtime), **only_taken(module, given))
+
+    def embed(self, texts: str | Sequence[str], **options: Any) -> np.ndarray:
+        """One float32 vector for each text, (N, E). See `flaxen.embed.embed`."""
+        from flaxen.embed import embed
+
+        return embed(self, texts, **options)
 
     def init_weights(self, rng: Any, input_shape: tuple[int, int] = (1, 1)) -> Model:
         """The model with fresh weights, a function of `rng` (a seed, or a key of jax) and of each

@@ -46,6 +46,7 @@ def load(
     plan: str | Plan | None = None,
     attention: AttentionSettings | str | None = None,
     cache: CacheSettings | str | None = None,
+    config: Mapping[str, Any] | None = None,
     key_mapping: Mapping[str, str] | None = None,
     adapter: str | Path | None = None,
     revision: str | None = None,
@@ -69,6 +70,8 @@ def load(
     "*": "bfloat16"}, the first that is found in a tensor's name counts.
     mesh, plan: for example "fsdp=2,tp=4", and which axes it cuts (default "auto").
     cache: how keys and values are kept while generating: CacheSettings, or a codec ("int8").
+    config: what stands in for keys of config.json, such as another head for an encoder:
+    {"architectures": ["BertForSequenceClassification"], "num_labels": 3}, with strict=False.
     key_mapping: {regex: replacement} for keys of the checkpoint; saving renames them back.
     adapter: a PEFT folder. A `path` that is one is loaded on top of the model that it names.
     revision, token, remote: of a hub id: a branch, tag or commit; whose account; whether to read
@@ -107,6 +110,7 @@ def load(
     if adapter is None and (base := base_of(path)) is not None:
         path, adapter = base, path
     checkpoint = open_checkpoint(path, revision=revision, token=token, remote=remote)
+    checkpoint.config = {**checkpoint.config, **(config or {})}
     found = fit(checkpoint, key_mapping)
     report = dataclasses.replace(
         found.report, replicated=placement.all_uncut(found.module) if placement else []

@@ -91,7 +91,7 @@ def test_a_compute_dtype_leaves_codes_and_scales_as_they_are(llama):
         assert leaf.parts["weight_scale_inv"].dtype == np.float32
 
 
-@pytest.mark.parametrize(("scan", "mesh"), [(False, None), (True, None), (False, "fsdp=2,tp=2")])
+@pytest.mark.parametrize(("scan", "mesh"), [(False, None), (True, "fsdp=2,tp=2")])
 def test_adapters_train_on_packed_weights_as_on_plain_ones(tmp_path, llama, data, scan, mesh):
     results = []
     for way in ("keep", "dequantize"):

@@ -39,18 +39,23 @@ def close(got, want, mask=None, atol=LOGITS):
     assert (error if mask is None else error[mask == 1]).max() < atol
 
 
-def test_logits_under_padding(loaded):
+def short(case, model):
+    """Padded rows and full ones, as one batch: one program."""
+    x = case.arrays
+    ids = np.concatenate([x["input_ids"], x["full_input_ids"]])
+    mask = np.concatenate([x["attention_mask"], np.ones_like(x["full_input_ids"])])
+    out = model(ids, mask, output_hidden_states=True)
+    rows = len(x["input_ids"])
+    return out.logits[:rows], out.logits[rows:], out.hidden_states[1][rows:]
+
+
+def test_logits_and_residual_stream_of_padded_and_full_rows(loaded):
     case, model = loaded
     x = case.arrays
-    mask = x["attention_mask"]
-    close(model(x["input_ids"], mask).logits, x["logits"], mask)
-
-
-def test_logits_and_residual_stream_without_padding(loaded):
-    case, model = loaded
-    out = model(case.arrays["full_input_ids"], output_hidden_states=True)
-    close(out.logits, case.arrays["full_logits"])
-    close(out.hidden_states[1], case.arrays["full_hidden_1"])
+    padded, full, stream = short(case, model)
+    close(padded, x["logits"], x["attention_mask"])
+    close(full, x["full_logits"])
+    close(stream, x["full_hidden_1"])
 
 
 def test_logits_past_every_window_and_rope_switch(loaded):
@@ -100,5 +105,4 @@ def test_older_and_sparse_configs_mean_the_same(name, how, tmp_path):
     case = golden.case(name)
     model = flaxen.load(golden.write_folder(case, tmp_path, **{how: True}))
     # The arguments of another test: equal programs are compiled once.
-    out = model(case.arrays["full_input_ids"], output_hidden_states=True)
-    close(out.logits, case.arrays["full_logits"])
+    close(short(case, model)[1], case.arrays["full_logits"])

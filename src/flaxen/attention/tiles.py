@@ -21,8 +21,8 @@ FEW = 16
 SMALL = 2**17
 """Up to so many scores of a head, blocks of queries are written out, each with all the keys it can
 see in one tile, and what they computed is remembered for the backward pass. Beyond, they are looped
-over in tiles that stay in the processor's cache (measured on CPU: twice as fast at 512 tokens,
-three times at 2048), nothing is remembered, and neither the program nor its memory grows.
+over in tiles that stay in the processor's cache (on CPU that is faster from 512 tokens on),
+nothing is remembered, and neither the program nor its memory grows.
 """
 
 

@@ -104,7 +104,7 @@ def memory(abstract: Model, loading: Loading, length: int) -> dict[str, int]:
 
     tree = parts(abstract.module, planned(loading.mesh, loading.plan))
     itemsize = tree.nbytes // tree.parameters
-    per_token = cache_bytes_per_token(abstract.module, itemsize)
+    per_token = cache_bytes_per_token(abstract.module, itemsize) if abstract.can_generate() else 0
     return {
         "weights": tree.device_bytes,
         "cache_per_token": per_token,

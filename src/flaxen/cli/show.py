@@ -47,7 +47,7 @@ def show(
             dtype=loading.dtype or _dtype(abstract),
             runtime=runtime,
         )
-        for kind, queries in (("prefill", length), ("decode", 1))
+        for kind, queries in (("prefill", length), ("decode", 1))[: 1 + abstract.generates]
     }
     if html is not None:
         _write_page(html, model, tree, placement, uncut)

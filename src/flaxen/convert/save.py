@@ -29,6 +29,12 @@ BESIDE = (
     "chat_template*",
     "generation_config.json",
     "preprocessor_config.json",
+    "modules.json",
+    "config_sentence_transformers.json",
+    "sentence_*_config.json",
+    "[0-9]_*/config.json",
+    "[0-9]_*/model.safetensors",
+    "[0-9]_*/pytorch_model.bin",
 )
 """Small files that belong to a model but not to its weights."""
 
@@ -191,5 +197,7 @@ def _copy_beside(source: Path, target: Path) -> None:
         for file in source.glob(pattern):
             if file.is_file():
                 # A kept file is a hard link to the old one: replace the name, not the contents.
-                (target / file.name).unlink(missing_ok=True)
-                shutil.copyfile(file, target / file.name)
+                copy = target / file.relative_to(source)
+                copy.parent.mkdir(exist_ok=True)
+                copy.unlink(missing_ok=True)
+                shutil.copyfile(file, copy)

@@ -1,4 +1,4 @@
-"""A bar for work that takes a while, in bytes or what else is counted."""
+"""A bar for work that takes a while, in bytes or in other units."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 Progress = bool | Callable[[int], None]
-"""True for a bar on stderr, False for none, or a function that is told bytes (or what else is
-counted) as they arrive.
-"""
+"""True for a bar on stderr, False for none, or a function that is told what is done, in units."""
 
 PATIENCE = 1.0
 """Seconds of work before a bar appears: what is over at once shows none."""
@@ -17,11 +15,9 @@ PATIENCE = 1.0
 
 @contextmanager
 def reporting(
-    progress: Progress, title: str, total: int | None = None, *, of: str = "bytes"
+    progress: Progress, title: str, total: int | None = None, *, unit: str = "bytes"
 ) -> Iterator[Callable[[int], None] | None]:
-    """What to tell the bytes (or what else `of` says) to; a bar is drawn on a terminal or in a
-    notebook only.
-    """
+    """What to tell how many units are done; a bar is drawn on a terminal or in a notebook only."""
     if callable(progress) or not progress:
         yield progress or None
         return
@@ -41,10 +37,9 @@ def reporting(
         TransferSpeedColumn,
     )
 
-    if of == "bytes":
-        counts = (DownloadColumn(binary_units=True), TransferSpeedColumn())
-    else:
-        counts = (MofNCompleteColumn(), TextColumn(of))
+    counts = [MofNCompleteColumn(), TextColumn(unit)]
+    if unit == "bytes":
+        counts = [DownloadColumn(binary_units=True), TransferSpeedColumn()]
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),

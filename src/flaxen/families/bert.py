@@ -6,6 +6,7 @@ from typing import Any
 
 from flaxen.convert.ops import Chunk
 from flaxen.convert.transforms import WeightConverter, WeightRenaming
+from flaxen.core.errors import ConfigError
 from flaxen.families.common import rotary
 from flaxen.families.encoders import (
     HEADS,
@@ -16,7 +17,6 @@ from flaxen.families.encoders import (
     masked_lm,
     norm,
     of_pooled,
-    of_tokens,
     pooler,
     to_labels,
     types,
@@ -118,6 +118,37 @@ OLDER_NOMIC = (
 )
 
 
+OLDER_NOMIC_KEYS: dict[str, Any] = {
+    "n_embd": lambda c: c.hidden_size,
+    "n_head": lambda c: c.num_attention_heads,
+    "n_inner": lambda c: c.intermediate_size,
+    "n_layer": lambda c: c.num_hidden_layers,
+    "layer_norm_epsilon": lambda c: c.layer_norm_eps,
+    "rotary_emb_base": lambda c: c.rope_parameters["rope_theta"],
+    "rotary_emb_fraction": lambda c: 1.0,
+    "activation_function": lambda c: {"silu": "swiglu"}.get(c.hidden_act),
+}
+"""What the first files say in keys that the config class does not read -> what it has instead."""
+
+NEVER = ("causal", "mlp_fc1_bias", "mlp_fc2_bias", "prenorm", "qkv_proj_bias", "use_rms_norm")
+"""Other models that such files could ask for."""
+
+
+def check_older_keys(c: Any) -> None:
+    """
+    Raises:
+        ConfigError: naming a key that asks for something else than what is built.
+    """
+    built = OLDER_NOMIC_KEYS | dict.fromkeys((*NEVER, "rotary_emb_interleaved"), lambda c: False)
+    for key, ours in built.items():
+        asked = c.get(key)
+        if asked is not None and asked != ours(c):
+            raise ConfigError(
+                f"config.json says {key}={asked!r}, which Transformers 5 does not read; the model "
+                f"would have {ours(c)!r}. Write it in today's keys."
+            )
+
+
 def nomic_block(c: Any, i: int) -> PostNormBlock:
     rate = float(c.hidden_dropout_prob)
     attn = both_ways(c, bias=False, rope=rotary(c), dropout=float(c.attention_probs_dropout_prob))
@@ -140,11 +171,12 @@ def nomic_block(c: Any, i: int) -> PostNormBlock:
     spare=r"(nomic_bert\.)?pooler\.|cls\.|classifier\.",
 )
 def nomic_bert(c: Any) -> Encoder:
+    check_older_keys(c)
     heads = {
         "Model": lambda c: Bare(),
         "ForMaskedLM": masked_lm,
         "ForSequenceClassification": of_pooled,
-        "ForTokenClassification": of_tokens,
+        "ForTokenClassification": HEADS["ForTokenClassification"],
     }
     head = asked_head(c, "NomicBert", heads, ["classifier_dropout"])
     return encoder(c, head, nomic_block, embed_types=types(c), embed_positions=None)

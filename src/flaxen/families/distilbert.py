@@ -7,22 +7,23 @@ from typing import Any
 from flaxen.core.tree import zeros_param
 from flaxen.families.bert import bert_layers
 from flaxen.families.encoders import (
+    Heads,
     asked_head,
     both_ways,
+    choices,
     dense,
     encoder,
-    to_labels,
-    two_ends,
+    sequence,
+    span,
+    tokens,
 )
 from flaxen.families.family import Family, family
 from flaxen.layers.linear import linear
 from flaxen.layers.mlp import mlp
 from flaxen.layers.norm import layer_norm
-from flaxen.layers.pooling import FirstSlot
 from flaxen.layers.post_norm import PostNormBlock
-from flaxen.models.classifiers import ChoiceHead, SequenceHead, SpanHead, TokenHead, known_problem
 from flaxen.models.encoder import Encoder
-from flaxen.models.heads import Bare, Head, MaskedLMHead
+from flaxen.models.heads import Bare, Head, MaskedLMHead, Transform
 
 FAMILIES: dict[str, Family] = {}
 
@@ -67,30 +68,17 @@ def masked_lm(c: Any) -> Head:
     )
 
 
-def of_sequence(c: Any) -> Head:
-    return SequenceHead(
-        pool=FirstSlot(),
-        hidden=dense(c, "relu"),
-        out_proj=to_labels(c, "features"),
-        problem=known_problem(c.get("problem_type")),
-        dropout=float(c.seq_classif_dropout),
-    )
+def hidden(c: Any) -> Transform:
+    return dense(c, "relu")
 
 
-def of_choices(c: Any) -> Head:
-    one, rate = to_labels(c, "features", 1), float(c.seq_classif_dropout)
-    return ChoiceHead(pool=FirstSlot(), pooler=dense(c, "relu"), choice=one, dropout=rate)
-
-
-DISTILBERT_HEADS = {
+DISTILBERT_HEADS: Heads = {
     "Model": lambda c: Bare(),
     "ForMaskedLM": masked_lm,
-    "ForSequenceClassification": of_sequence,
-    "ForMultipleChoice": of_choices,
-    "ForTokenClassification": lambda c: TokenHead(
-        classifier=to_labels(c), dropout=float(c.dropout)
-    ),
-    "ForQuestionAnswering": lambda c: SpanHead(qa_outputs=two_ends(c), dropout=float(c.qa_dropout)),
+    "ForSequenceClassification": lambda c: sequence(c, hidden(c), float(c.seq_classif_dropout)),
+    "ForMultipleChoice": lambda c: choices(c, hidden(c), float(c.seq_classif_dropout)),
+    "ForTokenClassification": lambda c: tokens(c, float(c.dropout)),
+    "ForQuestionAnswering": lambda c: span(c, float(c.qa_dropout)),
 }
 
 

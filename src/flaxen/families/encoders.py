@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from flaxen.attention import Mask
@@ -19,7 +19,7 @@ from flaxen.models.encoder import Encoder
 from flaxen.models.heads import Bare, Head, MaskedLMHead, Transform
 
 Make = Callable[[Any], Any]
-Heads = Mapping[str, Callable[[Any], Head]]
+Heads = dict[str, Callable[[Any], Head]]
 
 
 def norm(c: Any) -> LayerNorm:
@@ -119,8 +119,39 @@ def pooler(c: Any) -> Transform:
     return dense(c, "tanh")
 
 
-def bare(c: Any) -> Head:
-    return Bare(pooler=pooler(c))
+def sequence(
+    c: Any, hidden: Any, dropout: float, pool: Any = None, input_dropout: float = 0.0
+) -> Head:
+    """Labels of rows, from what `hidden` makes of the first slot."""
+    return SequenceHead(
+        pool=pool or FirstSlot(),
+        hidden=hidden,
+        out_proj=to_labels(c, "features"),
+        problem=known_problem(c.get("problem_type")),
+        input_dropout=input_dropout,
+        dropout=dropout,
+    )
+
+
+def choices(c: Any, pooler: Any, dropout: float, pool: Any = None) -> Head:
+    one = to_labels(c, "features", 1)
+    return ChoiceHead(pool=pool or FirstSlot(), pooler=pooler, choice=one, dropout=dropout)
+
+
+def tokens(c: Any, dropout: float, transform: Transform | None = None) -> Head:
+    labels = to_labels(c, "features" if transform else "embed")
+    return TokenHead(transform=transform or Identity(), classifier=labels, dropout=dropout)
+
+
+def span(c: Any, dropout: float = 0.0, transform: Transform | None = None) -> Head:
+    """
+    Raises:
+        ConfigError: for another number of labels than two ends have.
+    """
+    if c.num_labels != 2:
+        raise ConfigError(f"Question answering has 2 labels; the config has {c.num_labels}.")
+    ends = to_labels(c, "features" if transform else "embed")
+    return SpanHead(transform=transform or Identity(), qa_outputs=ends, dropout=dropout)
 
 
 def masked(c: Any, act: str | None = None) -> dict[str, Any]:
@@ -146,59 +177,21 @@ def masked_lm_gelu(c: Any) -> Head:
 
 
 def of_pooled(c: Any) -> Head:
-    return SequenceHead(
-        pool=FirstSlot(),
-        hidden=pooler(c),
-        out_proj=to_labels(c, "features"),
-        problem=known_problem(c.get("problem_type")),
-        dropout=classifier_dropout(c),
-    )
+    return sequence(c, pooler(c), classifier_dropout(c))
 
 
 def of_first(c: Any) -> Head:
-    """A layer of its own between the first token and the labels."""
+    """A layer of the head's own between the first token and the labels."""
     rate = classifier_dropout(c)
-    return SequenceHead(
-        pool=FirstSlot(),
-        hidden=dense(c, "tanh"),
-        out_proj=to_labels(c, "features"),
-        problem=known_problem(c.get("problem_type")),
-        input_dropout=rate,
-        dropout=rate,
-    )
-
-
-def of_tokens(c: Any) -> Head:
-    return TokenHead(classifier=to_labels(c), dropout=classifier_dropout(c))
-
-
-def of_choices(c: Any) -> Head:
-    rate = classifier_dropout(c)
-    one = to_labels(c, "features", 1)
-    return ChoiceHead(pool=FirstSlot(), pooler=pooler(c), choice=one, dropout=rate)
-
-
-def span(c: Any) -> Head:
-    return SpanHead(qa_outputs=two_ends(c))
-
-
-def two_ends(c: Any, axis: str = "embed") -> Linear:
-    """Scores of a beginning and an end.
-
-    Raises:
-        ConfigError: for another number of labels.
-    """
-    if c.num_labels != 2:
-        raise ConfigError(f"Question answering has 2 labels; the config has {c.num_labels}.")
-    return to_labels(c, axis)
+    return sequence(c, dense(c, "tanh"), rate, input_dropout=rate)
 
 
 HEADS: Heads = {
-    "Model": bare,
+    "Model": lambda c: Bare(pooler=pooler(c)),
     "ForMaskedLM": masked_lm,
     "ForSequenceClassification": of_pooled,
-    "ForMultipleChoice": of_choices,
-    "ForTokenClassification": of_tokens,
+    "ForMultipleChoice": lambda c: choices(c, pooler(c), classifier_dropout(c)),
+    "ForTokenClassification": lambda c: tokens(c, classifier_dropout(c)),
     "ForQuestionAnswering": span,
 }
 

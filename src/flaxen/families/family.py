@@ -33,6 +33,13 @@ class Family:
     optional: str = r"(?!)"
     spare: str = r"(?!)"
 
+    def names_of(self, module: Any) -> Names:
+        """The names in files of this model: without the base prefix if it has no head."""
+        if not module.bare():
+            return self.names
+        cut = lambda name: name.removeprefix(f"{self.base_prefix}.")
+        return {k: cut(v) if isinstance(v, str) else v for k, v in self.names.items()}
+
 
 def family(
     families: dict[str, Family],
@@ -63,6 +70,8 @@ HARMLESS = frozenset(
         "embd_pdrop",
         "eos_token_id",
         "finetuning_task",
+        "global_attn_every_n_layers",
+        "gradient_checkpointing",
         "hidden_dropout",
         "id2label",
         "initializer_range",
@@ -76,11 +85,13 @@ HARMLESS = frozenset(
         "num_labels",
         "output_attentions",
         "output_hidden_states",
+        "output_past",
         "output_router_logits",
         "pad_token_id",
         "prefix",
         "pretraining_tp",
         "problem_type",
+        "repad_logits_with_grad",
         "resid_pdrop",
         "return_dict",
         "router_aux_loss_coef",
@@ -91,6 +102,7 @@ HARMLESS = frozenset(
         "sliding_window_pattern",
         "task_specific_params",
         "tie_encoder_decoder",
+        "tie_weights_",
         "tokenizer_class",
         "torch_dtype",
         "torchscript",

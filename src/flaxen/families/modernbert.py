@@ -9,7 +9,17 @@ from flaxen.convert.relation import Join
 from flaxen.core.errors import ConfigError
 from flaxen.core.tree import zeros_param
 from flaxen.families.common import rotary
-from flaxen.families.encoders import asked_head, both_ways, dense, encoder, to_labels, two_ends
+from flaxen.families.encoders import (
+    Heads,
+    asked_head,
+    both_ways,
+    choices,
+    dense,
+    encoder,
+    sequence,
+    span,
+    tokens,
+)
 from flaxen.families.family import Family, family
 from flaxen.layers.block import Block
 from flaxen.layers.inner_dropout import DroppingAttention, DroppingGatedMLP, as_kind
@@ -17,7 +27,6 @@ from flaxen.layers.linear import linear
 from flaxen.layers.mlp import gated_mlp
 from flaxen.layers.norm import Identity, LayerNorm, layer_norm
 from flaxen.layers.pooling import FirstSlot, FirstToken, Mean
-from flaxen.models.classifiers import ChoiceHead, SequenceHead, SpanHead, TokenHead, known_problem
 from flaxen.models.encoder import Encoder
 from flaxen.models.heads import Bare, Head, MaskedLMHead, Transform
 
@@ -87,6 +96,10 @@ def masked_lm(c: Any) -> Head:
     )
 
 
+def rate(c: Any) -> float:
+    return float(c.classifier_dropout)
+
+
 def pool(c: Any, first: Any) -> Any:
     kinds = {"cls": first, "mean": Mean()}
     if c.classifier_pooling not in kinds:
@@ -94,38 +107,15 @@ def pool(c: Any, first: Any) -> Any:
     return kinds[c.classifier_pooling]
 
 
-def of_sequence(c: Any) -> Head:
-    return SequenceHead(
-        pool=pool(c, FirstSlot()),
-        hidden=transform(c),
-        out_proj=to_labels(c, "features"),
-        problem=known_problem(c.get("problem_type")),
-        dropout=float(c.classifier_dropout),
-    )
-
-
-def of_choices(c: Any) -> Head:
-    one, rate = to_labels(c, "features", 1), float(c.classifier_dropout)
-    return ChoiceHead(pool=pool(c, FirstToken()), pooler=transform(c), choice=one, dropout=rate)
-
-
-def of_tokens(c: Any) -> Head:
-    labels, rate = to_labels(c, "features"), float(c.classifier_dropout)
-    return TokenHead(transform=transform(c), classifier=labels, dropout=rate)
-
-
-def span(c: Any) -> Head:
-    ends, rate = two_ends(c, "features"), float(c.classifier_dropout)
-    return SpanHead(transform=transform(c), qa_outputs=ends, dropout=rate)
-
-
-MODERNBERT_HEADS = {
+MODERNBERT_HEADS: Heads = {
     "Model": lambda c: Bare(),
     "ForMaskedLM": masked_lm,
-    "ForSequenceClassification": of_sequence,
-    "ForMultipleChoice": of_choices,
-    "ForTokenClassification": of_tokens,
-    "ForQuestionAnswering": span,
+    "ForSequenceClassification": lambda c: sequence(
+        c, transform(c), rate(c), pool=pool(c, FirstSlot())
+    ),
+    "ForMultipleChoice": lambda c: choices(c, transform(c), rate(c), pool(c, FirstToken())),
+    "ForTokenClassification": lambda c: tokens(c, rate(c), transform(c)),
+    "ForQuestionAnswering": lambda c: span(c, rate(c), transform(c)),
 }
 
 OTHERS = (
@@ -136,8 +126,11 @@ OTHERS = (
 
 @family(FAMILIES, "modernbert", MODERNBERT, spare=r"head\.|decoder\.|classifier\.")
 def modernbert(c: Any) -> Encoder:
-    # How fresh weights are drawn, which sums a kernel makes in order, special tokens: no numbers.
-    for key in ("initializer_cutoff_factor", "deterministic_flash_attn", "cls_token_id"):
+    # How fresh weights are drawn, in which order a kernel adds, a special token, and an epsilon
+    # that stands in files beside `norm_eps`: none changes a number.
+    for key in ("initializer_cutoff_factor", "deterministic_flash_attn"):
+        c.get(key)
+    for key in ("cls_token_id", "layer_norm_eps"):
         c.get(key)
     head = asked_head(c, "ModernBert", MODERNBERT_HEADS, OTHERS)
     slots = {"embed_norm": norm(c), "norm": norm(c), "embed_positions": None}

@@ -226,7 +226,7 @@ def given(model: Any, ids: Any, mask: Any, features: Any) -> tuple[Any, Any]:
     prompt = read_prompt(ids, mask, table.vocab_size)
     length = prompt.ids.shape[1]
     encoder.check_length(name, length)
-    most = encoder.longest
+    most = encoder.longest()
     wide = bucket(length) if most is None else min(bucket(length), most)
     after = [(0, 0), (0, wide - length)]
     return np.pad(np.where(prompt.mask, prompt.ids, 0), after), np.pad(prompt.mask, after)
@@ -266,7 +266,7 @@ def fits(decoder: Seq2Seq, begun: int, new: int) -> None:
     Raises:
         InputError: for a longer answer than the model has positions for.
     """
-    most = decoder.longest
+    most = decoder.longest()
     # The last token is not looked at again.
     if most is not None and begun + new - 1 > most:
         raise InputError(

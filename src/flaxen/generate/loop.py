@@ -19,6 +19,7 @@ from flaxen.generate.settings import Settings, resolve
 from flaxen.layers.runtime import Runtime
 from flaxen.models.causal import extend
 from flaxen.models.decoder import Decoder
+from flaxen.models.skeleton import only_generating
 from flaxen.models.switch import switch
 from flaxen.shard import on_host
 
@@ -198,6 +199,7 @@ def generate(
         InputError: for prompts or settings that make no sense.
         CacheError: for more rows and tokens than there is memory for.
     """
+    only_generating(model.module, "generate")
     prompt = read_prompt(input_ids, attention_mask, model.module.embed_tokens.vocab_size)
     asked = resolve(model, prompt.ids.shape[1], settings)
     sampling = asked.traced(model.runtime, logprobs=return_logprobs)

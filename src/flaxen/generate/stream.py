@@ -17,6 +17,7 @@ from flaxen.generate.prompt import Prompt, read_prompt
 from flaxen.generate.sampling import Sampling
 from flaxen.generate.settings import Settings, resolve
 from flaxen.layers.runtime import RINGS
+from flaxen.models.skeleton import only_generating
 from flaxen.models.switch import same_side
 from flaxen.shard import on_host
 
@@ -149,6 +150,7 @@ def stream(
         CacheError: for a cache of another model or of another number of rows.
         InputError: as `generate` does.
     """
+    only_generating(model.module, "generate")
     prompt = read_prompt(input_ids, attention_mask, model.module.embed_tokens.vocab_size)
     used = 0 if cache is None else int(cache.index)
     asked = resolve(model, used + prompt.ids.shape[1], settings)

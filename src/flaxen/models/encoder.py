@@ -80,7 +80,7 @@ class Encoder(Skeleton):
     dropout: static[float] = 0.0
 
     def kind(self) -> str:
-        return f"an encoder with a head for {self.head.name}"
+        return f"an encoder {f'for {self.head.name}' if self.head.name else 'without a head'}"
 
     def takes(self) -> tuple[str, ...]:
         types = () if self.embed_types is None else ("token_type_ids",)
@@ -89,17 +89,29 @@ class Encoder(Skeleton):
     def ties(self) -> dict[str, str]:
         return self.head.ties()
 
-    def call(
+    def call(self, how: How, **inputs: Any) -> Any:
+        """What the head makes of token ids (B, T), or (B, C, T) of C choices."""
+        return forward(
+            self,
+            *self._checked(**inputs),
+            how.dropout_key,
+            runtime=how.runtime,
+            hidden_states=how.hidden_states,
+            attentions=how.attentions,
+        )
+
+    def loss_alone(self, how: How, **inputs: Any) -> jax.Array:
+        return loss_of(self, *self._checked(**inputs), how.dropout_key, runtime=how.runtime)
+
+    def _checked(
         self,
-        how: How,
         *,
         input_ids: Any,
         attention_mask: Any = None,
         token_type_ids: Any = None,
         position_ids: Any = None,
         **targets: Any,
-    ) -> Any:
-        """What the head makes of token ids (B, T), or (B, C, T) of C choices."""
+    ) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         ids = array(input_ids)
         if ids.ndim != self.head.ids:
             raise InputError(
@@ -109,17 +121,12 @@ class Encoder(Skeleton):
         token_ids(ids.reshape(-1, ids.shape[-1]), self.embed_tokens.vocab_size)
         fit = partial(fitting, ids.shape)
         self._check_length(ids.shape[-1])
-        return forward(
-            self,
+        return (
             ids,
             fit("attention_mask", attention_mask),
             self._types(fit("token_type_ids", token_type_ids)),
             fit("position_ids", position_ids),
             self.head.check(ids.shape, targets),
-            how.dropout_key,
-            runtime=how.runtime,
-            hidden_states=how.hidden_states,
-            attentions=how.attentions,
         )
 
     def features(self, ids: jax.Array, mask: jax.Array, runtime: Runtime) -> jax.Array:
@@ -170,12 +177,17 @@ class Encoder(Skeleton):
         x = ctx.runtime.constrain(x, "batch", "seq", "embed")
         return dropout(x, self.dropout, ctx.of_layer(len(self.layers)).dropout_key)
 
-    def _check_length(self, length: int) -> None:
+    def bare(self) -> bool:
+        return isinstance(self.head, Bare)
+
+    def longest(self) -> int | None:
         if self.embed_positions is None:
-            return
-        rows = self.embed_positions.weight.shape[0]
-        if self.count.rows(length) > rows:
-            most = rows - self.count.rows(0)
+            return None
+        return self.embed_positions.weight.shape[0] - self.count.rows(0)
+
+    def _check_length(self, length: int) -> None:
+        most = self.longest()
+        if most is not None and length > most:
             raise InputError(f"The rows have {length} tokens; this model has positions for {most}.")
 
     def _types(self, types: Any) -> Any:
@@ -189,6 +201,30 @@ class Encoder(Skeleton):
 def _fixed(x: jax.Array, still: jax.Array | None) -> jax.Array:
     """x (B, T, D), through which no gradient passes where `still` (B, T)."""
     return x if still is None else jnp.where(still[..., None], jax.lax.stop_gradient(x), x)
+
+
+def _run(
+    encoder: Encoder,
+    ids: jax.Array,
+    mask: jax.Array | None,
+    types: jax.Array | None,
+    positions: jax.Array | None,
+    dropout_key: jax.Array | None,
+    runtime: Runtime,
+    collect: bool = False,
+) -> tuple[Last, tuple[jax.Array, ...], Context]:
+    """What the head is given; (B, C, T) are B * C rows."""
+    rows, ids = ids.shape[:-1], ids.reshape(-1, ids.shape[-1])
+    mask, types, positions = (
+        None if x is None else x.reshape(ids.shape) for x in (mask, types, positions)
+    )
+    keep = None if mask is None else mask.astype(bool)
+    placed = encoder.count(ids) if positions is None else positions
+    ctx = encoder.context(placed, keep, runtime, dropout_key)
+    x, states = encoder.hidden(ids, types, ctx, collect)
+    key = ctx.of_layer(len(encoder.layers) + 1).dropout_key
+    kept = jnp.ones(ids.shape, bool) if keep is None else keep
+    return Last(x, kept, encoder.embed_tokens, rows, key), states, ctx
 
 
 @partial(jax.jit, static_argnames=("runtime", "hidden_states", "attentions"))
@@ -205,25 +241,35 @@ def forward(
     hidden_states: bool = False,
     attentions: bool = False,
 ) -> Any:
-    """The head's output, and its loss if there are targets enough; (B, C, T) are B * C rows."""
-    rows = ids.shape[:-1]
-    ids, mask, types, positions = (
-        None if x is None else x.reshape(-1, x.shape[-1]) for x in (ids, mask, types, positions)
-    )
-    keep = None if mask is None else mask.astype(bool)
-    placed = encoder.count(ids) if positions is None else positions
-    ctx = encoder.context(placed, keep, runtime, dropout_key)
-    x, states = encoder.hidden(ids, types, ctx, hidden_states or attentions)
-    key = ctx.of_layer(len(encoder.layers) + 1).dropout_key
-    kept = jnp.ones(ids.shape, bool) if keep is None else keep
+    """The head's output, and its loss if there are targets enough."""
+    collect = hidden_states or attentions
+    last, states, ctx = _run(encoder, ids, mask, types, positions, dropout_key, runtime, collect)
     with runtime.products():
-        out = encoder.head(Last(x, kept, encoder.embed_tokens, rows, key))
+        out = encoder.head(last)
     return dataclasses.replace(
         out,
         loss=encoder.head.loss(out, targets) if targets else None,
         hidden_states=states if hidden_states else None,
         attentions=_attentions(encoder, states, ctx) if attentions else None,
     )
+
+
+@partial(jax.jit, static_argnames=("runtime",))
+def loss_of(
+    encoder: Encoder,
+    ids: jax.Array,
+    mask: jax.Array | None,
+    types: jax.Array | None,
+    positions: jax.Array | None,
+    targets: dict[str, jax.Array],
+    dropout_key: jax.Array | None,
+    *,
+    runtime: Runtime,
+) -> jax.Array:
+    """The loss of `forward`, by the way of the head that takes the least memory."""
+    last, _, _ = _run(encoder, ids, mask, types, positions, dropout_key, runtime)
+    with runtime.products():
+        return encoder.head.loss_alone(last, targets)
 
 
 def _attentions(

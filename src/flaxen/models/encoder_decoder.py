@@ -42,6 +42,9 @@ class EncoderDecoder(Tower, Skeleton):
     def kind(self) -> str:
         return "an encoder-decoder without a head"
 
+    def bare(self) -> bool:
+        return not self.targets
+
     def takes(self) -> tuple[str, ...]:
         return (*self.encoder.inputs, "decoder_input_ids", "decoder_attention_mask", *self.targets)
 

@@ -6,11 +6,12 @@ import dataclasses
 from typing import Any, ClassVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from flaxen.core.errors import InputError
 from flaxen.core.tree import module, static
-from flaxen.layers.cross_entropy import IGNORED, only_tokens
+from flaxen.layers.cross_entropy import IGNORED, linear_cross_entropy, only_tokens
 from flaxen.layers.dropout import dropout
 from flaxen.layers.linear import Embedding, Linear
 from flaxen.layers.mlp import ACTIVATIONS
@@ -53,6 +54,10 @@ class Head:
         """Of an output, where there are targets enough."""
         raise NotImplementedError
 
+    def loss_alone(self, last: Last, targets: dict[str, jax.Array]) -> Any:
+        """`loss` of what it is given, with as little else as it can."""
+        return self.loss(self(last), targets)
+
     def check(self, shape: tuple[int, ...], targets: dict[str, Any]) -> dict[str, Any]:
         """The targets as arrays, for token ids of this shape.
 
@@ -84,7 +89,7 @@ class Bare(Head):
 
     pooler: Any = None
     targets: ClassVar[tuple[str, ...]] = ()
-    name: ClassVar[str] = "no task"
+    name: ClassVar[str] = ""
 
     def __call__(self, last: Last) -> EncoderOutput:
         pooled = None if self.pooler is None else self.pooler(last.states[:, 0])
@@ -122,8 +127,23 @@ class MaskedLMHead(Head):
     def loss(self, out: Any, targets: dict[str, jax.Array]) -> jax.Array | None:
         return cross_entropy(out.logits, targets["labels"])
 
+    def loss_alone(self, last: Last, targets: dict[str, jax.Array]) -> jax.Array:
+        """The scores of all tokens are never held at once."""
+        x = self.transform(last.states)
+        head = last.table if self.decoder is None else self.decoder
+        own = self.bias if self.decoder is None or self.bias is not None else self.decoder.bias
+        total, count = linear_cross_entropy(
+            x.reshape(-1, x.shape[-1]),
+            head.weight,
+            targets["labels"].reshape(-1),
+            bias=own,
+            vocab=last.table.vocab,
+        )
+        return total / jnp.maximum(count, 1)
+
     def check(self, shape: tuple[int, ...], targets: dict[str, Any]) -> dict[str, Any]:
-        return {k: classes(k, x, shape, None) for k, x in targets.items()}
+        count = self.bias.shape[0] if self.bias is not None else None
+        return {k: classes(k, x, shape, count) for k, x in targets.items()}
 
     def ties(self) -> dict[str, str]:
         if self.decoder is not None:
@@ -146,6 +166,9 @@ class PretrainingHead(MaskedLMHead):
         return PretrainingOutput(
             prediction_logits=self.scores(last), seq_relationship_logits=follows
         )
+
+    def loss_alone(self, last: Last, targets: dict[str, jax.Array]) -> Any:
+        return self.loss(self(last), targets)
 
     def loss(self, out: Any, targets: dict[str, jax.Array]) -> jax.Array | None:
         if len(targets) < 2:

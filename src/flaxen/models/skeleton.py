@@ -76,6 +76,14 @@ class Skeleton:
         """
         return None
 
+    def bare(self) -> bool:
+        """Whether it has no head, and its files the names of such a model."""
+        return False
+
+    def longest(self) -> int | None:
+        """The most tokens of a row, if its weights set a limit."""
+        return None
+
     def ties(self) -> dict[str, str]:
         """Weights that share another's parameter: path -> the path of that one."""
         return {}

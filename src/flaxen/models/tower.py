@@ -65,11 +65,10 @@ class Tower:
         Raises:
             InputError: for more tokens than there are positions.
         """
-        most = self.longest
+        most = self.longest()
         if most is not None and length > most:
             raise InputError(f"{name} have {length} tokens; this model has positions for {most}.")
 
-    @property
     def longest(self) -> int | None:
         """How many positions there are; None if any number."""
         table = self.embed_positions

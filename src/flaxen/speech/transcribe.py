@@ -123,7 +123,7 @@ def transcribe(
     prompt, content = words.prompt(language, task, timed), -(-len(samples) // HOP)
     segments: list[Segment] = []
     at = 0
-    with reporting(progress, "Transcribing", content * HOP // RATE, of="seconds") as report:
+    with reporting(progress, "Transcribing", content * HOP // RATE, unit="seconds") as report:
         while content - at >= SHORTEST or at == 0:
             length = min(window, content - at)
             heard = ear.hear(frames[:, at : at + window], prompt, timed)
@@ -212,7 +212,7 @@ class Ear:
             raise InputError("temperatures is empty; expected one or more, such as (0.0,).")
         self.model, self.tok, self.words = model, tok, words
         self.temperatures, self.trust = temperatures, trust
-        self.most = most or model.module.longest // 2
+        self.most = most or model.module.longest() // 2
         self.rules: Rules = rules(vocab, {}, stored(model), placement)
         self.timed: TimestampRule = rule(words.times, words.end, words.latest)
 

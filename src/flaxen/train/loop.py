@@ -16,6 +16,7 @@ import jax
 from flaxen.core.errors import CheckpointError, FlaxenError
 from flaxen.families import find
 from flaxen.layers.runtime import Runtime
+from flaxen.models.skeleton import only_generating
 from flaxen.show import loss_picture
 from flaxen.train.checkpoint import Checkpoints, checksum
 from flaxen.train.config import Paths, TrainConfig
@@ -91,6 +92,7 @@ def train(
         CheckpointError: when `output` holds a run and `resume` was not asked for, or one that
             differs from this.
     """
+    only_generating(model.module, "be trained on text by this loop")
     config = dataclasses.replace(config, **settings) if config else TrainConfig(**settings)
     batches = _batches(tok, data, config, config.accumulation)
     held_out = None if eval_data is None else _batches(tok, eval_data, config, 1)

@@ -1,0 +1,193 @@
+"""Vectors of texts: every way of pooling against NumPy, folders, prompts, batches, the command."""
+
+from __future__ import annotations
+
+import json
+
+import encoder_cases
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from words import word_tokenizer
+
+import flaxen
+from flaxen import CheckpointError, ConfigError, InputError
+from flaxen.cli import main
+from flaxen.embed import recipe_of
+from flaxen.embed.run import _vectors
+
+CASE = encoder_cases.case("bert/bare")
+TEXTS = ["a b c", "d", "a b c d a b c d w9 w10", "", "assistant user a", "w12 d w20"]
+FLAGS = ["cls_token", "max_tokens", "mean_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens"]
+
+
+def folder(path, pooling, *more, prompts=None, **limits):
+    """A sentence-transformers folder; `more` are further modules: (kind, config, tensors)."""
+    encoder_cases.write(path, CASE.config, CASE.weights)
+    word_tokenizer(41).save_pretrained(path)
+    modules = [("Transformer", "", None, None), ("Pooling", "1_Pooling", pooling, None)]
+    modules += [(k, f"{i}_{k}", c, t) for i, (k, c, t) in enumerate(more, 2)]
+    listed = []
+    for i, (kind, where, config, tensors) in enumerate(modules):
+        listed.append({"idx": i, "path": where, "type": f"sentence_transformers.models.{kind}"})
+        (path / where).mkdir(exist_ok=True)
+        if config is not None:
+            (path / where / "config.json").write_text(json.dumps(config))
+        if tensors is not None:
+            save_file(tensors, path / where / "model.safetensors")
+    (path / "modules.json").write_text(json.dumps(listed))
+    (path / "sentence_bert_config.json").write_text(json.dumps(limits))
+    (path / "config_sentence_transformers.json").write_text(json.dumps(prompts or {}))
+    return path
+
+
+def flags(*on):
+    return {f"pooling_mode_{name}": name in on for name in [*FLAGS, "lasttoken"]}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return flaxen.load(folder(tmp_path_factory.mktemp("mean"), flags("mean_tokens")))
+
+
+def states(model, text):
+    """Of one text alone, (T, D)."""
+    ids = np.array([flaxen.text.encode(word_tokenizer(41), text)], np.int32)
+    return np.asarray(model(ids).last_hidden_state, np.float64)[0]
+
+
+POOLED = {
+    "cls_token": lambda x: x[0],
+    "max_tokens": lambda x: x.max(0),
+    "mean_tokens": lambda x: x.mean(0),
+    "mean_sqrt_len_tokens": lambda x: x.sum(0) / len(x) ** 0.5,
+    "weightedmean_tokens": lambda x: np.arange(1, len(x) + 1) @ x / np.arange(len(x) + 1).sum(),
+    "lasttoken": lambda x: x[-1],
+}
+
+
+@pytest.mark.parametrize("way", POOLED)
+def test_pooling(way, tmp_path):
+    model = flaxen.load(folder(tmp_path, flags(way)))
+    got = model.embed(TEXTS[:3], batch_size=2)
+    want = np.stack([POOLED[way](states(model, text)) for text in TEXTS[:3]])
+    assert (got.dtype, got.shape) == (np.float32, (3, 32))
+    np.testing.assert_allclose(got, want, atol=2e-5)
+
+
+def test_several_poolings_dense_layers_and_length_one(tmp_path):
+    rng = np.random.default_rng(0)
+    weight, bias = rng.normal(size=(5, 64)), rng.normal(size=5)
+    dense = {"in_features": 64, "out_features": 5, "activation_function": "torch.nn.Tanh"}
+    tensors = {"linear.weight": weight, "linear.bias": bias}
+    tensors = {k: v.astype(np.float32) for k, v in tensors.items()}
+    both = flags("mean_tokens", "cls_token")
+    model = flaxen.load(
+        folder(tmp_path, both, ("Dense", dense, tensors), ("Normalize", None, None))
+    )
+    x = states(model, "a b c")
+    y = np.tanh(np.concatenate([x[0], x.mean(0)]) @ weight.T + bias)
+    got = model.embed("a b c")
+    np.testing.assert_allclose(got, y / np.linalg.norm(y), atol=2e-5)
+    model.save(tmp_path / "back")
+    np.testing.assert_array_equal(flaxen.load(tmp_path / "back").embed("a b c"), got)
+
+
+def test_batches_and_order_change_nothing_and_few_programs_are_compiled(model):
+    want = np.stack([model.embed(text) for text in TEXTS])
+    before = _vectors._cache_size()
+    for size in (1, 3, 32):
+        np.testing.assert_allclose(model.embed(TEXTS, batch_size=size), want, atol=2e-6)
+    texts = [" ".join(["a"] * n) for n in range(1, 30)]
+    model.embed(texts, batch_size=4)
+    assert _vectors._cache_size() - before <= 5
+    told = []
+    model.embed(texts, progress=told.append)
+    assert sum(told) == 29
+    assert model.embed([]).shape == (0, 32)
+
+
+def test_texts_are_cut_at_the_greatest_length(tmp_path):
+    model = flaxen.load(folder(tmp_path, flags("mean_tokens"), max_seq_length=3))
+    np.testing.assert_array_equal(model.embed("a b c d"), model.embed("a b c"))
+
+
+def test_a_model_has_room_for_no_more_than_its_positions(model):
+    assert model.embed(" ".join(["a"] * 99)).shape == (32,)
+
+
+def test_prompts(tmp_path):
+    prompts = {"prompts": {"query": "d ", "document": ""}, "default_prompt_name": "query"}
+    model = flaxen.load(folder(tmp_path, flags("mean_tokens"), prompts=prompts))
+    plain = model.embed("d a", prompt="")
+    np.testing.assert_array_equal(model.embed("a"), plain)
+    np.testing.assert_array_equal(
+        model.embed("a", prompt_name="document"), model.embed("a", prompt="")
+    )
+    with pytest.raises(InputError, match="Did you mean 'query'"):
+        model.embed("a", prompt_name="querry")
+    with pytest.raises(InputError, match="Both"):
+        model.embed("a", prompt_name="query", prompt="b ")
+
+
+def test_without_modules_it_is_the_mean(tmp_path):
+    folder(tmp_path, flags("cls_token"))
+    (tmp_path / "modules.json").unlink()
+    model = flaxen.load(tmp_path)
+    np.testing.assert_allclose(model.embed("a b"), states(model, "a b").mean(0), atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("pooling", "more", "says"),
+    [
+        (flags(), [], "Pooling by"),
+        ({"pooling_mode_strange": True, **flags("mean_tokens")}, [], "pooling_mode_strange"),
+        ({"pooling_mode": "average"}, [], "average"),
+        (flags("mean_tokens"), [("LSTM", {}, None)], "LSTM"),
+        (flags("mean_tokens"), [("Dense", {"activation_function": "torch.Wave"}, None)], "Wave"),
+    ],
+)
+def test_what_is_not_known_is_refused(pooling, more, says, tmp_path):
+    with pytest.raises(ConfigError, match=says):
+        recipe_of(folder(tmp_path, pooling, *more))
+
+
+def test_other_refusals(model, tmp_path):
+    with pytest.raises(InputError, match="hold a int"):
+        model.embed(["a", 3])
+    with pytest.raises(ConfigError, match="batch_size"):
+        model.embed(["a"], batch_size=0)
+    with pytest.raises(InputError, match="pass tok="):
+        flaxen.pretrained.from_config(CASE.config).embed("a")
+    about = flags("mean_tokens") | {"include_prompt": False}
+    with pytest.raises(ConfigError, match="include_prompt"):
+        flaxen.load(folder(tmp_path, about)).embed("a", prompt="d ")
+    (tmp_path / "modules.json").write_text('[{"path": "../.."}]')
+    recipe_of.cache_clear()
+    with pytest.raises(CheckpointError, match=r"\.\."):
+        recipe_of(tmp_path)
+
+
+def test_a_decoder_gives_vectors_too(tmp_path):
+    config = {"model_type": "llama", "vocab_size": 41, "hidden_size": 16, "num_hidden_layers": 2}
+    config |= {"intermediate_size": 16, "num_attention_heads": 2, "max_position_embeddings": 32}
+    flaxen.pretrained.from_config(config).save(tmp_path, tokenizer=word_tokenizer(41))
+    model = flaxen.load(tmp_path)
+    one, many = model.embed("a b c"), model.embed(["d", "a b c", "a b c d a"])
+    np.testing.assert_allclose(many[1], one, atol=2e-6)
+
+
+def test_the_command(tmp_path, capsys):
+    path = folder(tmp_path / "m", flags("mean_tokens"), ("Normalize", None, None))
+    assert main(["embed", str(path), "a b c", "a b", "d w20", "--json"]) == 0
+    written = json.loads(capsys.readouterr().out)
+    vectors = np.array(written["vectors"])
+    np.testing.assert_allclose(vectors @ vectors.T, written["cosines"], atol=1e-5)
+    (tmp_path / "texts").write_text("a b c\n\nd w20\n")
+    out = tmp_path / "out.npy"
+    assert main(["embed", str(path), "--input", str(tmp_path / "texts"), "--output", str(out)]) == 0
+    said = capsys.readouterr()
+    assert "How alike" in said.out and "2 vectors of 32" in said.err
+    np.testing.assert_allclose(np.load(out), vectors[[0, 2]], atol=2e-6)
+    assert main(["embed", str(path), "a", "--output", str(tmp_path / "x.txt")]) == 2
+    assert ".npy" in capsys.readouterr().err
