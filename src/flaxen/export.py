@@ -168,6 +168,9 @@ def _stored(
 ) -> tuple[dict[str, LazyTensor], dict[str, Any] | None]:
     """What a file of this model holds, and the `quantization_config` if weights are packed."""
     abstract, family, _ = abstract_module(model.config)
+    apart = abstract.untied()
+    if apart is not None and apart.ties() == model.module.ties():
+        abstract = apart  # The file that it came from had a head of its own.
     relation, lazies = relate(abstract, family.names_of(abstract)), _leaves(model, leaf)
     extra = sorted(set(lazies) - set(paths(abstract, is_param)))
     if extra:

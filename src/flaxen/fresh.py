@@ -114,16 +114,8 @@ def _fresh(shape: tuple[int, ...], dtype: np.dtype, init: str, sharding: Any) ->
     """One program for all weights of a kind."""
 
     def make(key: jax.Array, scale: jax.Array) -> jax.Array:
-        if init == "waves":
-            return jnp.asarray(_waves(*shape), dtype)
         if init != "normal":
             return jnp.full(shape, float(init == "ones"), dtype)
         return (scale * jax.random.normal(key, shape)).astype(dtype)
 
     return jax.jit(make, out_shardings=sharding)
-
-
-def _waves(positions: int, channels: int) -> np.ndarray:
-    """Sines in the first half of the channels, cosines in the second (arXiv 1706.03762)."""
-    each = np.arange(positions)[:, None] / 10000 ** (2 * np.arange(-(-channels // 2)) / channels)
-    return np.concatenate([np.sin(each), np.cos(each[:, : channels // 2])], axis=1)

@@ -34,8 +34,7 @@ class Param:
 
     `axes` names and sizes its dimensions in our order; `layout` says how the tensor in the file is
     made of them;
-    `init` is `normal`, `zeros`, `ones` or `waves` (sines and cosines of positions); `dtype` is
-    known once a checkpoint was looked at.
+    `init` is `normal`, `zeros` or `ones`; `dtype` is known once a checkpoint was looked at.
     """
 
     axes: dict[str, int]

@@ -24,7 +24,7 @@ from flaxen.families.seq2seq import (
     shifted,
     table,
 )
-from flaxen.layers.positions import later_positions, wave_positions
+from flaxen.layers.positions import WavePositions, later_positions
 from flaxen.models.encoder_decoder import EncoderDecoder
 from flaxen.models.shift import LanguageShift, SelfShift, Shift
 from flaxen.models.tower import TextEncoder
@@ -97,19 +97,22 @@ def mbart(c: Any) -> EncoderDecoder:
 def sinusoidal(c: Any, side: dict[str, Any]) -> dict[str, Any]:
     """Positions that nobody learned, in place of BART's, and no norm over the embeddings."""
     kept = {key: part for key, part in side.items() if key != "embed_norm"}
-    return kept | {"embed_positions": wave_positions(c.max_position_embeddings, c.d_model)}
+    return kept | {
+        "embed_positions": WavePositions(count=c.max_position_embeddings, embed=c.d_model)
+    }
 
 
-WAVES = rf"{BIAS}|model\.(en|de)coder\.embed_positions\.weight"
+WAVES = r"embed_positions\.weight"
+"""Older files hold what is computed here."""
 
 
-@family(FAMILIES, "pegasus", NAMES, optional=WAVES)
+@family(FAMILIES, "pegasus", NAMES, optional=BIAS, buffers=WAVES)
 def pegasus(c: Any) -> EncoderDecoder:
     encoder, decoder = (sinusoidal(c, side) for side in norms(c))
     return model(c, "Pegasus", encoder, decoder, encoder_block, decoder_block, shifted(c))
 
 
-@family(FAMILIES, "marian", NAMES, optional=WAVES)
+@family(FAMILIES, "marian", NAMES, optional=BIAS, buffers=WAVES)
 def marian(c: Any) -> EncoderDecoder:
     if not c.share_encoder_decoder_embeddings or c.get("decoder_vocab_size") != c.vocab_size:
         raise ConfigError(

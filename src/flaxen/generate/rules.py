@@ -51,12 +51,12 @@ def rules(
     every = np.ones(vocab, bool)
     but = lambda name: ~np.isin(np.arange(vocab), found[name])
     only = lambda name: every if not found[name] else ~but(name)
-    made = Rules(
-        always=but("suppress_tokens"),  # pyright: ignore[reportArgumentType]
-        first=but("begin_suppress_tokens") & only("forced_bos_token_id"),
-        last=only("forced_eos_token_id"),
-    )
-    return everywhere(made, placement)
+    masks: dict[str, Any] = {
+        "always": but("suppress_tokens"),
+        "first": but("begin_suppress_tokens") & only("forced_bos_token_id"),
+        "last": only("forced_eos_token_id"),
+    }
+    return everywhere(Rules(**masks), placement)
 
 
 def _tokens(name: str, value: Any, vocab: int) -> list[int]:

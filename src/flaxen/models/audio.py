@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from flaxen.core.tree import module
 from flaxen.layers.conv import Conv
-from flaxen.layers.linear import Embedding
+from flaxen.layers.linear import Embedding, PositionTable
 from flaxen.models.tower import Source, Tower, features
 
 
@@ -24,7 +24,7 @@ class AudioEncoder(Source, Tower):
     @property
     def length(self) -> int:
         """How many states it makes of a piece of audio."""
-        assert self.embed_positions is not None
+        assert isinstance(self.embed_positions, PositionTable)
         return self.embed_positions.weight.shape[0]
 
     @property

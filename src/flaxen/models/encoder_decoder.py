@@ -111,7 +111,8 @@ class EncoderDecoder(Tower, Skeleton):
         dropout_key: jax.Array | None = None,
     ) -> Context:
         """What the encoder's layers look at."""
-        shape = source.shape if source.ndim == 2 else (len(source), self.encoder.length)
+        length = source.shape[1] if source.ndim == 2 else self.encoder.length
+        shape = len(source), length
         return encoder_context(self.encoder, shape, keep, runtime, dropout_key)
 
     def saying(
@@ -123,7 +124,9 @@ class EncoderDecoder(Tower, Skeleton):
         dropout_key: jax.Array | None = None,
     ) -> Context:
         """What the decoder's layers look at, for queries and keys at slots (T,) and (S,)."""
-        rows = len(memory.states) if at is None else len(at.valid)
+        held = memory.states if at is None else at.valid
+        assert held is not None
+        rows = len(held)
         bias = self.position_bias
         assert not isinstance(bias, RelativeBias)
         return Context(

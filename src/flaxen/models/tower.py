@@ -15,6 +15,7 @@ from flaxen.layers.context import Context
 from flaxen.layers.dropout import dropout
 from flaxen.layers.linear import Embedding, PositionTable
 from flaxen.layers.norm import Identity
+from flaxen.layers.positions import WavePositions
 from flaxen.layers.relative_bias import PastBias, RelativeBias
 from flaxen.layers.runtime import Runtime
 from flaxen.models.fold import run, unfold
@@ -23,13 +24,13 @@ from flaxen.models.inputs import array, fitting, token_ids
 
 @module
 class Tower:
-    """embed_positions: there when positions are learned; embed_norm: over the first states;
+    """embed_positions: there when positions are added; embed_norm: over the first states;
     position_bias: added to the scores of layers that look at it; dropout: of the first states;
     last_dropout: of the last ones.
     """
 
     layers: Any
-    embed_positions: PositionTable | None = None
+    embed_positions: PositionTable | WavePositions | None = None
     embed_norm: Any = Identity()
     position_bias: RelativeBias | PastBias | None = None
     norm: Any = Identity()
@@ -72,7 +73,9 @@ class Tower:
     def longest(self) -> int | None:
         """How many positions there are; None if any number."""
         table = self.embed_positions
-        return None if table is None else table.weight.shape[0] - getattr(table, "offset", 0)
+        if table is None or isinstance(table, WavePositions):
+            return None if table is None else table.count
+        return table.weight.shape[0] - getattr(table, "offset", 0)
 
 
 class Source:
