@@ -24,6 +24,7 @@ from flaxen.families.seq2seq import (
     shifted,
     table,
 )
+from flaxen.layers.linear import position_table
 from flaxen.layers.positions import WavePositions, later_positions
 from flaxen.models.encoder_decoder import EncoderDecoder
 from flaxen.models.shift import LanguageShift, SelfShift, Shift
@@ -94,30 +95,27 @@ def mbart(c: Any) -> EncoderDecoder:
     )
 
 
-def sinusoidal(c: Any, side: dict[str, Any]) -> dict[str, Any]:
-    """Positions that nobody learned, in place of BART's, and no norm over the embeddings."""
+def plain(side: dict[str, Any], positions: Any) -> dict[str, Any]:
+    """A side with other positions, and no norm over the embeddings."""
     kept = {key: part for key, part in side.items() if key != "embed_norm"}
-    return kept | {
-        "embed_positions": WavePositions(count=c.max_position_embeddings, embed=c.d_model)
-    }
+    return kept | {"embed_positions": positions}
 
 
-WAVES = r"embed_positions\.weight"
-"""Older files hold what is computed here."""
-
-
-@family(FAMILIES, "pegasus", NAMES, optional=BIAS, buffers=WAVES)
+@family(FAMILIES, "pegasus", NAMES, optional=BIAS)
 def pegasus(c: Any) -> EncoderDecoder:
-    encoder, decoder = (sinusoidal(c, side) for side in norms(c))
+    """Its positions were computed once, and count as the file holds them."""
+    table = position_table(c.max_position_embeddings, c.d_model)
+    encoder, decoder = (plain(side, table) for side in norms(c))
     return model(c, "Pegasus", encoder, decoder, encoder_block, decoder_block, shifted(c))
 
 
-@family(FAMILIES, "marian", NAMES, optional=BIAS, buffers=WAVES)
+@family(FAMILIES, "marian", NAMES, optional=BIAS, buffers=r"embed_positions\.weight")
 def marian(c: Any) -> EncoderDecoder:
     if not c.share_encoder_decoder_embeddings or c.get("decoder_vocab_size") != c.vocab_size:
         raise ConfigError(
             "share_encoder_decoder_embeddings is false or decoder_vocab_size is another than "
             "vocab_size: two tables of embeddings, of which only one is handled here."
         )
-    encoder, decoder = (sinusoidal(c, side) for side in sides(c))
+    waves = WavePositions(count=c.max_position_embeddings, embed=c.d_model)
+    encoder, decoder = (plain(side, waves) for side in sides(c))
     return model(c, "Marian", encoder, decoder, shift=shifted(c), ending="MTModel")

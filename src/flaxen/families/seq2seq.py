@@ -17,7 +17,8 @@ from flaxen.layers.linear import Embedding, embedding
 from flaxen.layers.mlp import mlp
 from flaxen.layers.norm import LayerNorm, layer_norm
 from flaxen.layers.post_norm import PostNormBlock
-from flaxen.models.encoder_decoder import EncoderDecoder, Seq2Seq
+from flaxen.models.encoder_decoder import EncoderDecoder
+from flaxen.models.seq2seq import Seq2Seq
 from flaxen.models.shift import Shift
 
 SIDES = ("encoder", "decoder")

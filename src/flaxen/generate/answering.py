@@ -23,7 +23,8 @@ from flaxen.generate.sampling import Sampling, choose, ends, logprob
 from flaxen.generate.settings import resolve
 from flaxen.layers.context import Memory
 from flaxen.layers.runtime import Runtime
-from flaxen.models.encoder_decoder import Seq2Seq, crossing
+from flaxen.models.encoder_decoder import crossing
+from flaxen.models.seq2seq import Seq2Seq
 from flaxen.models.tower import TextEncoder
 from flaxen.shard import on_host
 
