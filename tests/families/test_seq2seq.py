@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+
 import golden
 import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from words import word_tokenizer
 
 import flaxen
+from flaxen.cli import main
 from flaxen.core.errors import InputError
 from flaxen.layers.positions import waves
 from flaxen.pretrained import from_config
@@ -217,3 +221,13 @@ def test_waves():
     assert np.array_equal(table[0], [0] * 17 + [1] * 16)
     want = [np.sin(3 / 10000 ** (2 / 33)), np.cos(3 / 10000 ** (2 / 33))]
     np.testing.assert_allclose([table[3, 1], table[3, 18]], want, rtol=1e-6)
+
+
+def test_the_command_answers(tmp_path, capsys):
+    folder = golden.write_folder(golden.case("t5"), tmp_path)
+    word_tokenizer(128).save_pretrained(folder)
+    asked = ["generate", str(folder), "a b c", "--raw", "--max-tokens", "4"]
+    assert main([*asked, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert len(told["tokens"]) <= 5 and isinstance(told["text"], str)
+    assert main([*asked, "--stop", "x"]) == 2

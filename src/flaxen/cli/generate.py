@@ -14,6 +14,8 @@ from flaxen.core.errors import InputError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+    from flaxen.model import Model
+
 
 def _no_option(_: Any, prompt: str) -> None:
     """A prompt may begin with a hyphen, so a mistyped option must not become one."""
@@ -53,6 +55,9 @@ def generate(
     tok = loading.tokenizer(model)
     ids = prompt_ids(tok, text, system_prompt, raw)
     loaded = loading.load(model)
+    if loaded.module.answers:
+        whole_answer(loaded, tok, ids, max_tokens, sampling.given(), stop, json)
+        return
     found = answer(
         loaded,
         tok,
@@ -67,6 +72,28 @@ def generate(
     else:
         write_now("\n")
         remark(found.line())
+
+
+def whole_answer(
+    model: Model,
+    tok: PreTrainedTokenizerFast,
+    ids: list[int],
+    max_tokens: int,
+    settings: dict[str, Any],
+    stop: list[str] | None,
+    json: bool,
+) -> None:
+    """What an encoder-decoder says: it comes at once."""
+    from flaxen.text import decode
+
+    if stop:
+        raise InputError("--stop is for models that go on with a text; this one answers it.")
+    found = model.generate([ids], max_new_tokens=max_tokens, **settings)[0].tolist()
+    text = decode(tok, found)
+    if json:
+        print_json({"text": text, "tokens": found})
+    else:
+        write_now(f"{text}\n")
 
 
 def prompt_ids(
