@@ -41,6 +41,7 @@ ROOMS = [
     "text",
     "image",
     "generate",
+    "speech",
     "embed",
     "tune",
     "show",

@@ -91,13 +91,24 @@ class Continuing:
         return fingerprint(self.origin.config_json, jax.tree.leaves(self.module))
 
     def can_generate(self: Any) -> bool:
-        """Whether it goes on with a text, token by token."""
-        return self.module.generates
+        """Whether it goes on with a text, or answers one, token by token."""
+        return self.module.generates or self.module.answers
 
-    def generate(self: Any, input_ids: Any, attention_mask: Any = None, **settings: Any) -> Any:
+    def generate(
+        self: Any, input_ids: Any = None, attention_mask: Any = None, **settings: Any
+    ) -> Any:
         """Prompts (B, T) -> (B, T + n) token ids; greedy unless sampling is asked for. See
-        `flaxen.generate.generate`.
+        `flaxen.generate.generate`, and `flaxen.generate.answer` for encoder-decoders, which give
+        their answer alone.
         """
-        from flaxen.generate import generate
+        from flaxen.generate import answer, generate
 
+        if self.module.answers:
+            return answer(self, input_ids, attention_mask, **settings)
         return generate(self, input_ids, attention_mask, **settings)
+
+    def transcribe(self: Any, audio: Any, **settings: Any) -> Any:
+        """What is said in a WAV file, or in samples: Whisper's. See `flaxen.speech.transcribe`."""
+        from flaxen.speech import transcribe
+
+        return transcribe(self, audio, **settings)

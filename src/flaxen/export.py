@@ -26,7 +26,7 @@ from flaxen.families.rope_keys import both_spellings
 from flaxen.fit import hub_layout
 from flaxen.layers.runtime import FILE
 from flaxen.model import Model
-from flaxen.models.fold import on_layers, unfold
+from flaxen.models.fold import unfolded
 from flaxen.models.vocab import unpadded
 from flaxen.quantize import (
     QuantizedWeight,
@@ -168,6 +168,9 @@ def _stored(
 ) -> tuple[dict[str, LazyTensor], dict[str, Any] | None]:
     """What a file of this model holds, and the `quantization_config` if weights are packed."""
     abstract, family, _ = abstract_module(model.config)
+    apart = abstract.untied()
+    if apart is not None and apart.ties() == model.module.ties():
+        abstract = apart  # The file that it came from had a head of its own.
     relation, lazies = relate(abstract, family.names_of(abstract)), _leaves(model, leaf)
     extra = sorted(set(lazies) - set(paths(abstract, is_param)))
     if extra:
@@ -234,7 +237,7 @@ def _leaves(model: Model, leaf: Callable[[Any], LazyTensor]) -> dict[str, Any]:
                 "abstract=True."
             )
     tensors = unpadded(jax.tree.map(leaf, model.module), _first_rows)
-    apart = on_layers(tensors, lambda layers: unfold(layers, _layer))
+    apart = unfolded(tensors, _layer)
     return paths(apart, lambda x: isinstance(x, LazyTensor | QuantizedWeight))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from flaxen.convert.formats.checkpoint import Checkpoint
 from flaxen.convert.lazy import LazyTensor
-from flaxen.convert.load import match
+from flaxen.convert.load import Match, match
 from flaxen.convert.relation import Relation, Row, relate, renamer
 from flaxen.convert.report import Report
 from flaxen.convert.transforms import LEGACY, Applied, WeightTransform, renamings, transforms_of
@@ -63,17 +63,30 @@ def fit(checkpoint: Checkpoint, key_mapping: Mapping[str, str] | None = None) ->
     """
     config = hf_config(checkpoint.config)
     module, family, reading = abstract_module(config)
-    relation = relate(module, family.names_of(module))
-    weights, report, applied, partial = match(
-        relation,
-        checkpoint,
-        _transforms(checkpoint, family, key_mapping),
-        tied=_tied(module, relation, family.names_of(module)),
-        config=config,
-        base_prefix=family.base_prefix,
-        buffers=family.buffers,
-        spare=family.spare,
-    )
+    transforms = _transforms(checkpoint, family, key_mapping)
+
+    def matched(module: Any) -> tuple[Relation, Match]:
+        names = family.names_of(module)
+        relation = relate(module, names)
+        return relation, match(
+            relation,
+            checkpoint,
+            transforms,
+            tied=_tied(module, relation, names),
+            config=config,
+            base_prefix=family.base_prefix,
+            buffers=family.buffers,
+            spare=family.spare,
+            optional=family.optional,
+        )
+
+    relation, found = matched(module)
+    apart = module.untied() if found.report.untied else None
+    if apart is not None:
+        # Some configs cannot say that a head is its own: the file does, which holds both.
+        module = apart
+        relation, found = matched(module)
+    weights, report, applied, partial = found
     report = dataclasses.replace(report, unread=list(reading.unread()))
     if checkpoint.format == "torch":
         # There a shared tensor has all of its names, and takes no room for them.

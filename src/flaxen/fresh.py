@@ -22,7 +22,7 @@ from flaxen.families.config import abstract_module, hf_config
 from flaxen.layers.checkpointing import Checkpointing
 from flaxen.layers.runtime import Runtime
 from flaxen.model import Model, Origin
-from flaxen.models.fold import Folded, folded, on_layers, one_param, stack_params, unfold
+from flaxen.models.fold import Folded, folded, one_param, stack_params, unfolded
 from flaxen.running import runtime_of
 from flaxen.shard import Plan
 
@@ -79,7 +79,7 @@ def filled(model: Model, rng: int | jax.Array, input_shape: tuple[int, int] = (1
     where, module = model.runtime.placement, model.module
     scale = float(getattr(model.config, "initializer_range", None) or 0.02)
     # Each layer by itself, so that its weights have the same names whether it is folded or not.
-    flat = on_layers(module, lambda layers: unfold(layers, lambda p, _: one_param(p)))
+    flat = unfolded(module, lambda p, _: one_param(p))
     fresh = {
         path: initial(path, param, where and where.weight(param), rng, scale)
         for path, param in paths(flat, is_param).items()

@@ -164,7 +164,7 @@ class Model(Editable, Continuing):
 
     def loss(
         self,
-        input_ids: Any,
+        input_ids: Any = None,
         labels: Any = None,
         attention_mask: Any = None,
         position_ids: Any = None,

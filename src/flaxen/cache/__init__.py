@@ -2,6 +2,7 @@
 
 from flaxen.cache.cache import Cache, fits, is_cache, room_for
 from flaxen.cache.codec import CODECS, AsIs, Codec, Fp8, Int4, Int8, codec_for
+from flaxen.cache.crossed import Crossed
 from flaxen.cache.dense import Dense, Latent
 from flaxen.cache.empty import (
     Order,
@@ -25,6 +26,7 @@ __all__ = [
     "Cache",
     "CacheSettings",
     "Codec",
+    "Crossed",
     "Dense",
     "Fp8",
     "Int4",

@@ -60,6 +60,9 @@ def generate(
     tok = loading.tokenizer(model)
     ids, given = prompt_ids(tok, text, system_prompt, raw, pictured=bool(pictures)), {}
     loaded = loading.load(model)
+    if loaded.module.answers and not pictures:
+        whole_answer(loaded, tok, ids, max_tokens, sampling.given(), stop, json)
+        return
     if pictures:
         ids, given = with_pictures(
             loaded, tok, model, pictures, text, system_prompt, raw, loading.revision
@@ -105,6 +108,28 @@ def with_pictures(
         raise InputError(f"This model is {loaded.module.kind()}: it takes no pictures (--image).")
     processor = image_processor(source, revision=revision)
     return pictured_prompt(loaded, tok, processor, pictures, text, system=system, raw=raw)
+
+
+def whole_answer(
+    model: Model,
+    tok: PreTrainedTokenizerFast,
+    ids: list[int],
+    max_tokens: int,
+    settings: dict[str, Any],
+    stop: list[str] | None,
+    json: bool,
+) -> None:
+    """What an encoder-decoder says: it comes at once."""
+    from flaxen.text import decode
+
+    if stop:
+        raise InputError("--stop is for models that go on with a text; this one answers it.")
+    found = model.generate([ids], max_new_tokens=max_tokens, **settings)[0].tolist()
+    text = decode(tok, found)
+    if json:
+        print_json({"text": text, "tokens": found})
+    else:
+        write_now(f"{text}\n")
 
 
 def prompt_ids(

@@ -35,6 +35,7 @@ def match(
     base_prefix: str = "model",
     buffers: str = r"rotary_emb\.inv_freq|position_ids",
     spare: str = r"(?!)",
+    optional: str = r"(?!)",
 ) -> Match:
     """Which tensor is which weight; a weight that does not fit is left out.
 
@@ -45,6 +46,7 @@ def match(
     checkpoint of either loads into the other.
     buffers: ends of names of what old checkpoints hold and every model computes.
     spare: how names begin of what belongs to heads that the model does not have.
+    optional: what the checkpoint may lack, by name.
     """
     tied = tied or {}
     expected, report = relation.shapes(), Report()
@@ -77,6 +79,7 @@ def match(
         if name in found and found[name].shape != shape
     ]
     bad = {*report.missing, *(m.name for m in report.mismatched)}
+    report.missing = [name for name in report.missing if not re.fullmatch(optional, name)]
     weights, partial = {}, []
     for row in relation.rows:
         fits = {name: found[name] for name in row.names if name not in bad}

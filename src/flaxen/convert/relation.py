@@ -234,19 +234,31 @@ def _grouped(axes: Mapping[str, int], shared: int) -> dict[str, int]:
 
 
 def renamer(names: Names) -> Callable[[str], str]:
-    """Replace whole segments of a path, longest first, in one pass: no result is renamed again."""
+    """Replace whole segments of a path, longest first, in one pass: no result is renamed again. A
+    `*` in a key is a number, which takes the place of that in the name.
+    """
     plain = {k: v for k, v in names.items() if isinstance(v, str)}
     inner = {f"{k}.": (v, renamer(v.names)) for k, v in names.items() if isinstance(v, Under)}
-    keys = "|".join(re.escape(k) for k in sorted(plain, key=len, reverse=True))
+    ordered = sorted(plain, key=len, reverse=True)
+    keys = "|".join(re.escape(k).replace(r"\*", r"\d+") for k in ordered)
     pattern = re.compile(rf"(?<![^.])(?:{keys})(?![^.])" if plain else "(?!)")
+
+    def name(match: re.Match[str]) -> str:
+        if match[0] in plain:
+            return plain[match[0]]
+        numbers = iter(_NUMBER.findall(match[0]))
+        return re.sub(r"\*", lambda _: next(numbers), plain[_NUMBER.sub("*", match[0])])
 
     def rename(path: str) -> str:
         for start, (under, within) in inner.items():
             if path.startswith(start):
                 return under.prefixed(within(path.removeprefix(start)))
-        return pattern.sub(lambda match: plain[match[0]], path)
+        return pattern.sub(name, path)
 
     return rename
+
+
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
 def _joiner(names: Names) -> Callable[[str], tuple[str, str, str] | None]:

@@ -91,6 +91,14 @@ FILES = {
     "llava": "llava",
     "mistral3": "llava",
     "gemma3": "gemma_vision",
+    "t5": "t5",
+    "mt5": "t5",
+    "umt5": "t5",
+    "bart": "bart",
+    "mbart": "bart",
+    "pegasus": "bart",
+    "marian": "bart",
+    "whisper": "whisper",
 }
 """Which file holds a model type; only that file is imported."""
 

@@ -21,6 +21,7 @@ class Family:
     `base_prefix` stands before the names in files of the model with its head, and is left out in
     those of the model alone; `buffers` matches what such files hold besides weights, `spare` how
     the names of heads begin: a model with another head goes without them.
+    `optional` matches names that a file may lack: such a weight is then as a fresh one.
     `fan_in_fan_out` says that its projections lie `[in, out]` in the file.
     """
 
@@ -30,6 +31,7 @@ class Family:
     base_prefix: str = "model"
     buffers: str = r"rotary_emb\.inv_freq|position_ids"
     fan_in_fan_out: bool = False
+    optional: str = r"(?!)"
     spare: str = r"(?!)"
 
     def names_of(self, module: Any) -> Names:

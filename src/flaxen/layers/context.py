@@ -15,10 +15,23 @@ from flaxen.layers.runtime import PLAIN, Runtime
 
 
 @module
+class Memory:
+    """Another sequence that a layer may look at.
+
+    states: (B, S, D), None where layers have its keys already; scene: where their queries and its
+    keys stand, and which of these exist.
+    """
+
+    states: jax.Array | None
+    scene: Scene
+
+
+@module
 class Context:
     """positions: (B, T) for rotary embeddings; rotary: (cos, sin) for each of `ropes`; at: what
     enters the cache, and where, with a cache; dropout_key: there while training, another for each
-    layer; bias: (B or 1, N, T, S), for layers that add it to their scores.
+    layer; bias: (B or 1, N, T, S), for layers that add it to their scores; memory: what cross
+    attention looks at.
     """
 
     positions: jax.Array
@@ -27,6 +40,7 @@ class Context:
     at: NewTokens | None = None
     dropout_key: jax.Array | None = None
     bias: jax.Array | None = None
+    memory: Memory | None = None
     ropes: static[tuple[Rope, ...]] = ()
     runtime: static[Runtime] = PLAIN
 

@@ -11,7 +11,8 @@ from flaxen.core.tree import module, static
 from flaxen.layers.attention import Attention
 from flaxen.layers.context import Context
 from flaxen.layers.dropout import dropout
-from flaxen.layers.mlp import ACTIVATIONS, GatedMLP
+from flaxen.layers.linear import Linear, linear
+from flaxen.layers.mlp import ACTIVATIONS, MLP, GatedMLP
 
 
 @module
@@ -34,6 +35,46 @@ class DroppingGatedMLP(GatedMLP):
     def __call__(self, x: jax.Array, ctx: Context) -> jax.Array:
         h = ACTIVATIONS[self.act](self.gate_proj(x)) * self.up_proj(x)
         return self.down_proj(dropout(h, self.dropout, ctx.of_layer(4).dropout_key))
+
+
+@module
+class DroppingMLP(MLP):
+    """down(drop(act(up(x))))."""
+
+    dropout: static[float] = 0.0
+
+    def __call__(self, x: jax.Array, ctx: Context) -> jax.Array:
+        h = ACTIVATIONS[self.act](self.up_proj(x))
+        return self.down_proj(dropout(h, self.dropout, ctx.of_layer(4).dropout_key))
+
+
+@module
+class GatedFeedForward:
+    """down(drop(act(gate(x)) * linear(x))): T5's, whose parts go by other names than those of its
+    `MLP`, as in its files.
+    """
+
+    gate_proj: Linear
+    linear_proj: Linear
+    down_proj: Linear
+    act: static[str]
+    dropout: static[float] = 0.0
+
+    def __call__(self, x: jax.Array, ctx: Context) -> jax.Array:
+        h = ACTIVATIONS[self.act](self.gate_proj(x)) * self.linear_proj(x)
+        return self.down_proj(dropout(h, self.dropout, ctx.of_layer(4).dropout_key))
+
+
+def gated_feed_forward(embed: int, mlp: int, act: str, rate: float = 0.0) -> GatedFeedForward:
+    ACTIVATIONS[act]
+    D, F = {"embed": embed}, {"mlp": mlp}
+    return GatedFeedForward(
+        gate_proj=linear(D, F),
+        linear_proj=linear(D, F),
+        down_proj=linear(F, D),
+        act=act,
+        dropout=rate,
+    )
 
 
 def as_kind(kind: Any, part: Any, **more: Any) -> Any:

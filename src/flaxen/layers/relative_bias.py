@@ -40,13 +40,36 @@ class RelativeBias:
 
 def both_ways(distance: np.ndarray, ranges: int, reach: int) -> np.ndarray:
     """Which range a distance (key minus query) is in."""
-    side, exact = ranges // 2, ranges // 4
-    far = np.abs(distance)
+    side = ranges // 2
+    return backwards(np.abs(distance), side, reach) + side * (distance > 0)
+
+
+def backwards(far: np.ndarray, ranges: int, reach: int) -> np.ndarray:
+    """Which range a distance is in, from 0 on."""
+    exact = ranges // 2
     # In float32, as the reference counts: the logarithm decides at the borders.
     grown = np.log(np.maximum(far, 1).astype(np.float32) / np.float32(exact))
-    grown = grown / np.float32(math.log(reach / exact)) * np.float32(side - exact)
-    coarse = np.minimum(exact + grown.astype(np.int32), side - 1)
-    return np.where(far < exact, far, coarse) + side * (distance > 0)
+    grown = grown / np.float32(math.log(reach / exact)) * np.float32(ranges - exact)
+    coarse = np.minimum(exact + grown.astype(np.int32), ranges - 1)
+    return np.where(far < exact, far, coarse)
+
+
+@module
+class PastBias:
+    """The same for layers that see the past only: half of `ranges` hold one distance each."""
+
+    weight: Any
+    ranges: static[int]
+    reach: static[int] = 128
+
+    def __call__(self, queries: jax.Array, keys: jax.Array) -> jax.Array:
+        """What is added to the scores of queries and keys at these slots, (T,) and (S,) or (B, T)
+        and (B, S): (1 or B, N, T, S).
+        """
+        table = jnp.asarray(backwards(np.arange(self.reach + 1), self.ranges, self.reach))
+        back = jnp.clip(queries[..., :, None] - keys[..., None, :], 0, self.reach)
+        bias = jnp.moveaxis(rows(self.weight, table[back]), -1, -3)
+        return bias if bias.ndim == 4 else bias[None]
 
 
 @module
@@ -55,6 +78,22 @@ class BiasedAttention(Attention):
 
     def extras(self, ctx: Context) -> Extras:
         return dataclasses.replace(super().extras(ctx), bias=ctx.bias)
+
+    def call(self, q: jax.Array, k: jax.Array, v: jax.Array, ctx: Context) -> Call:
+        return dataclasses.replace(super().call(q, k, v, ctx), bias=True)
+
+
+@module
+class OwnBiasAttention(Attention):
+    """Attention with a bias of its own."""
+
+    position_bias: RelativeBias | PastBias
+
+    def extras(self, ctx: Context) -> Extras:
+        scene, table = ctx.scene, self.position_bias
+        ends = scene.q_slots, scene.k_slots
+        bias = table(*ends) if isinstance(table, PastBias) else table(ends[0].shape[-1])
+        return dataclasses.replace(super().extras(ctx), bias=bias)
 
     def call(self, q: jax.Array, k: jax.Array, v: jax.Array, ctx: Context) -> Call:
         return dataclasses.replace(super().call(q, k, v, ctx), bias=True)

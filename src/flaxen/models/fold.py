@@ -114,6 +114,11 @@ def folded(model: Any, stack: Callable[[list[Any]], Any]) -> Any:
     return on_layers(model, lambda layers: fold(layers, stack))
 
 
+def unfolded(model: Any, pick: Callable[[Any, int], Any]) -> Any:
+    """The model with lists of layers again, as `unfold` makes them."""
+    return on_layers(model, lambda layers: unfold(layers, pick))
+
+
 def on_layers(model: Any, change: Callable[[Any], Any]) -> Any:
     """The model with `change(layers)` in place of its `layers`, and those of models inside it."""
     changes = {}

@@ -119,3 +119,33 @@ class TwoTowersOutput:
         values = (getattr(self, f.name) for f in dataclasses.fields(self))
         plain = (x.to_tuple() if isinstance(x, EncoderOutput) else x for x in values)
         return tuple(x for x in plain if x is not None)
+
+
+@module
+class Seq2SeqStates(_Headed):
+    """last_hidden_state: the decoder's (B, T, D); encoder_last_hidden_state: (B, S, D); hidden
+    states of each side: embeddings, then each layer's, if asked; attentions: each layer's
+    (B, N, T, T), and (B, N, T, S) where the decoder looks at the encoder, if asked.
+    """
+
+    last_hidden_state: jax.Array
+    decoder_hidden_states: tuple[jax.Array, ...] | None = None
+    decoder_attentions: tuple[jax.Array, ...] | None = None
+    cross_attentions: tuple[jax.Array, ...] | None = None
+    encoder_last_hidden_state: jax.Array | None = None
+    encoder_hidden_states: tuple[jax.Array, ...] | None = None
+    encoder_attentions: tuple[jax.Array, ...] | None = None
+
+
+@module
+class Seq2SeqOutput(_Headed):
+    """logits: (B, T, V); loss: scalar, if labels were given; the rest as in `Seq2SeqStates`."""
+
+    loss: jax.Array | None = None
+    logits: jax.Array
+    decoder_hidden_states: tuple[jax.Array, ...] | None = None
+    decoder_attentions: tuple[jax.Array, ...] | None = None
+    cross_attentions: tuple[jax.Array, ...] | None = None
+    encoder_last_hidden_state: jax.Array | None = None
+    encoder_hidden_states: tuple[jax.Array, ...] | None = None
+    encoder_attentions: tuple[jax.Array, ...] | None = None

@@ -38,6 +38,8 @@ class Skeleton:
     layers: Any
     generates: ClassVar[bool] = False
     """Whether it goes on with a text, token by token."""
+    answers: ClassVar[bool] = False
+    """Whether it answers a sequence with a text of its own, token by token."""
 
     def kind(self) -> str:
         """What errors call it, with its article."""
@@ -76,6 +78,12 @@ class Skeleton:
         padding.
         """
         raise NotImplementedError
+
+    def untied(self) -> Any:
+        """The same with a head of its own in place of a tied one, as a description; None if only
+        the config says which it is.
+        """
+        return None
 
     def bare(self) -> bool:
         """Whether it has no head, and its files the names of such a model."""

@@ -1,0 +1,47 @@
+"""Positions whose table begins with rows of none, or is not learned."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from flaxen.core.tree import module, param, static
+from flaxen.layers.linear import PositionTable
+
+
+@module
+class LaterPositions(PositionTable):
+    """Position 0 has the row `offset`; those before it are looked up by nobody."""
+
+    offset: static[int] = 2
+
+    def __call__(self, positions: jax.Array) -> jax.Array:
+        """positions (B, T) -> (B, T, D)."""
+        return super().__call__(positions + self.offset)
+
+
+def later_positions(positions: int, embed: int, offset: int = 2) -> LaterPositions:
+    return LaterPositions(weight=param(positions=positions + offset, embed=embed), offset=offset)
+
+
+@module
+class WavePositions:
+    """Sines, then cosines, of ever longer waves (arXiv 1706.03762): no weights, and no file needs
+    them. NaN past the last position.
+    """
+
+    count: static[int]
+    embed: static[int]
+
+    def __call__(self, positions: jax.Array) -> jax.Array:
+        """positions (B, T) -> (B, T, D)."""
+        known, table = positions < self.count, jnp.asarray(waves(self.count, self.embed))
+        return jnp.where(known[..., None], table[positions], jnp.nan)
+
+
+def waves(positions: int, channels: int) -> np.ndarray:
+    """Sines in the first half of the channels, cosines in the second, float32."""
+    each = np.arange(positions)[:, None] / 10000 ** (2 * np.arange(-(-channels // 2)) / channels)
+    both = np.concatenate([np.sin(each), np.cos(each[:, : channels // 2])], axis=1)
+    return both.astype(np.float32)
