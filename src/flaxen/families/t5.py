@@ -9,7 +9,7 @@ from typing import Any
 from flaxen.attention import Mask
 from flaxen.core.errors import ConfigError
 from flaxen.core.tree import param
-from flaxen.families.family import Family, Names, family
+from flaxen.families.family import Family, family
 from flaxen.families.seq2seq import asked, shifted
 from flaxen.layers.attention import attention
 from flaxen.layers.block import Block
@@ -125,7 +125,7 @@ def shared_bias(c: Any, causal: bool) -> dict[str, Any]:
     return {"position_bias": bias(c, PastBias if causal else RelativeBias)}
 
 
-def no_bias(c: Any, causal: bool) -> dict[str, Any]:
+def nothing(*_: Any) -> dict[str, Any]:
     return {}
 
 
@@ -136,13 +136,13 @@ def head(c: Any) -> dict[str, Any]:
     return {"head_scale": c.d_model**-0.5 if c.scale_decoder_outputs else 1.0}
 
 
-def unscaled(c: Any) -> dict[str, Any]:
-    return {}
+KINDS: dict[str, Any] = {"base_prefix": "transformer", "spare": SPARE}
 
 
+@family(FAMILIES, "t5", T5, **KINDS)
 def t5(
     c: Any,
-    prefix: str,
+    prefix: str = "T5",
     attn: Attn = biased_attn,
     around: Callable[[Any, bool], dict[str, Any]] = shared_bias,
     head: Callable[[Any], dict[str, Any]] = head,
@@ -164,6 +164,11 @@ def t5(
     )
 
 
+@family(FAMILIES, "mt5", T5, **KINDS)
+def mt5(c: Any) -> EncoderDecoder:
+    return t5(c, "MT5", head=nothing)
+
+
 def own_bias(c: Any, causal: bool) -> OwnBiasAttention:
     """umT5's: each layer has a table of its own."""
     table = bias(c, PastBias if causal else RelativeBias)
@@ -171,14 +176,10 @@ def own_bias(c: Any, causal: bool) -> OwnBiasAttention:
     return as_kind(OwnBiasAttention, plain, position_bias=table)
 
 
-def register(model_type: str, prefix: str, names: Names = T5, **parts: Any) -> None:
-    build = partial(t5, prefix=prefix, **parts)
-    family(FAMILIES, model_type, names, base_prefix="transformer", spare=SPARE)(build)
-
-
 OWN = {ours: name for ours, name in T5.items() if not ours.endswith("position_bias")}
 OWN |= {"position_bias": "relative_attention_bias"}
 
-register("t5", "T5")
-register("mt5", "MT5", head=unscaled)
-register("umt5", "UMT5", OWN, attn=own_bias, around=no_bias)
+
+@family(FAMILIES, "umt5", OWN, **KINDS)
+def umt5(c: Any) -> EncoderDecoder:
+    return t5(c, "UMT5", own_bias, nothing)
