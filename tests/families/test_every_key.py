@@ -23,21 +23,63 @@ QUIET = {
         "scale_attention_softmax_in_fp32",
     },
     "jamba": {"use_associative_scan", "use_mamba_kernels", "use_mambapy"},
+    "bamba": {"mamba_chunk_size", "num_logits_to_keep", "z_loss_coefficient"},
+    "granitemoehybrid": {"mamba_chunk_size"},
+    "minimax": {"block_size"},
     # Transformers does not read them, or derives them from others.
     "deepseek_v2": {"head_dim", "norm_topk_prob", "qk_head_dim"},
     "deepseek_v3": {"num_nextn_predict_layers", "qk_head_dim"},
-    "mpt": {"emb_pdrop", "expansion_ratio", "learned_pos_emb", "max_seq_len", "norm_type"},
-    # Others say the same where they stand: widths, and lists of layers.
+    "glm4_moe": {"num_nextn_predict_layers"},
+    "hunyuan_v1_dense": {"eod_token_id"},
+    "hunyuan_v1_moe": {"eod_token_id"},
+    "mpt": {
+        "attn_config.attn_impl",
+        "emb_pdrop",
+        "expansion_ratio",
+        "learned_pos_emb",
+        "max_seq_len",
+        "norm_type",
+    },
+    "qwen2_vl": {"vision_end_token_id", "vision_start_token_id"},
+    "qwen2_5_vl": {"vision_end_token_id", "vision_start_token_id"},
+    "llava": {"image_seq_length"},
+    "gemma3": {"boi_token_index", "eoi_token_index", "text_config.final_logit_softcapping"},
+    # Others say the same where they stand: widths, lists of layers, ties, what a file shows.
     "lfm2": {"block_ffn_dim_multiplier", "block_multiple_of"},
     "llama4_text": {"interleave_moe_layer_step", "no_rope_layer_interval"},
     "smollm3": {"no_rope_layer_interval"},
     "qwen2_moe": {"intermediate_size", "sliding_window"},
     "qwen3_next": {"intermediate_size"},
-    # Noise of training that Transformers adds to what routers see.
+    "mistral3": {"vision_config.image_size"},
+    "t5": {"feed_forward_proj", "tie_word_embeddings"},
+    # These layers are the same ones in a model of so few.
+    "ernie4_5_moe": {"moe_layer_end_index", "moe_layer_interval"},
+    # Of heads and backbones that the case is not, and of an activation that SwiGLU replaces.
+    "vit": {"encoder_stride", "pooler_act", "pooler_output_size"},
+    "dinov2": {"apply_layernorm", "reshape_hidden_states", "stage_names"},
+    "dinov2_with_registers": {"hidden_act"},
+    "clip": {"text_config.projection_dim", "vision_config.projection_dim"},
+    # Noise of training.
     "phimoe": {"input_jitter_noise"},
+    "bart": {"decoder_layerdrop", "encoder_layerdrop"},
 }
 QUIET["llama4_text"] |= {"router_jitter_noise"}
+QUIET["gemma3"] |= {"text_config.tie_word_embeddings"}
+QUIET["mistral3"] |= {"text_config.tie_word_embeddings"}
+for _type in ("mbart", "pegasus", "marian", "whisper"):
+    QUIET[_type] = set(QUIET["bart"])
 # Of fresh weights alone, or of float16 alone, or how the scan is cut.
+QUIET["whisper"] |= {"apply_spec_augment", "mask_feature_length", "mask_feature_min_masks"}
+QUIET["whisper"] |= {"mask_feature_prob", "mask_time_length", "mask_time_min_masks"}
+QUIET["whisper"] |= {"mask_time_prob"}
+QUIET["whisper"] |= {"classifier_proj_size", "median_filter_width", "use_weighted_layer_sum"}
+QUIET["t5"] |= {"initializer_factor"}
+QUIET["mt5"] = QUIET["umt5"] = QUIET["t5"]
+QUIET["siglip"] = {"initializer_factor"}
+QUIET["clip"] |= {"initializer_factor", "logit_scale_init_value"}
+QUIET["clip"] |= {"text_config.initializer_factor", "vision_config.initializer_factor"}
+QUIET["dinov2"] |= {"layerscale_value"}
+QUIET["dinov2_with_registers"] |= QUIET["dinov2"]
 OF_SCANS = {"rescale_prenorm_residual", "residual_in_fp32", "time_step_floor"}
 OF_SCANS |= {"time_step_max", "time_step_min"}
 QUIET["mamba2"] = OF_SCANS | {"chunk_size", "time_step_rank"}
@@ -46,7 +88,7 @@ QUIET["mamba"] |= {"use_associative_scan", "use_mambapy"}
 QUIET["falcon_mamba"] = QUIET["mamba"]
 
 CASES: dict[str, list[str]] = {}
-for _name in golden.cases():
+for _name in golden.cases(None):
     CASES.setdefault(golden.about(_name)["model_type"], []).append(_name)
 
 
@@ -74,15 +116,30 @@ def built(config):
         return None
 
 
+def with_key(config, path, value):
+    """The config with another value at a path of keys."""
+    key, *rest = path
+    return {**config, key: with_key(config.get(key) or {}, rest, value) if rest else value}
+
+
+def keys(config, above=()):
+    """Each key that may mean something, as a path, with its value."""
+    for key, value in config.items():
+        if key in HARMLESS or key.startswith("_"):
+            continue
+        if isinstance(value, dict) and key.endswith("_config"):
+            yield from keys(value, (*above, key))
+        else:
+            yield (*above, key), value
+
+
 def quiet(config):
     """The keys that may have another value without any sign."""
     model, found = built(config), set()
-    for key, value in hf_config(config).to_dict().items():
-        if key in HARMLESS or key.startswith("_"):
-            continue
-        tried = [other for other in others(key, value) if other != value]
-        if tried and all(built({**config, key: other}) == model for other in tried):
-            found.add(key)
+    for path, value in keys(hf_config(config).to_dict()):
+        tried = [other for other in others(path[-1], value) if other != value]
+        if tried and all(built(with_key(config, path, other)) == model for other in tried):
+            found.add(".".join(path))
     return found
 
 

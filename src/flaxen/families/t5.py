@@ -115,9 +115,8 @@ def decoder_block(c: Any, attn: Attn) -> CrossBlock:
 
 def bias(c: Any, kind: type[Any]) -> Any:
     ranges = c.relative_attention_num_buckets
-    reach = c.relative_attention_max_distance
     weight = param(buckets=ranges, heads=c.num_heads)
-    return kind(weight=weight, ranges=ranges, reach=reach)
+    return kind(weight=weight, ranges=ranges, reach=c.relative_attention_max_distance)
 
 
 def shared_bias(c: Any, causal: bool) -> dict[str, Any]:
