@@ -55,7 +55,9 @@ def generate(
     tok = loading.tokenizer(model)
     ids = prompt_ids(tok, text, system_prompt, raw)
     loaded = loading.load(model)
-    if loaded.module.answers:
+    from flaxen.models.seq2seq import Seq2Seq
+
+    if isinstance(loaded.module, Seq2Seq):
         whole_answer(loaded, tok, ids, max_tokens, sampling.given(), stop, json)
         return
     found = answer(
