@@ -179,6 +179,8 @@ def test_a_model_without_a_head_gives_states():
     model, x = fresh("bart", architectures=["BartModel"]), golden.case("bart").arrays
     out = model(x["input_ids"])
     assert out.last_hidden_state.shape == (3, 12, 64) == out.encoder_last_hidden_state.shape
+    states = model.module.features(x["input_ids"], np.ones((3, 12)), model.runtime)
+    close(states, out.encoder_last_hidden_state)
 
 
 @pytest.mark.parametrize("name", RELATIVES)
