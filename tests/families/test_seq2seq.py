@@ -13,8 +13,9 @@ from words import word_tokenizer
 
 import flaxen
 from flaxen.cli import main
-from flaxen.core.errors import InputError
+from flaxen.core.errors import ConfigError, InputError
 from flaxen.layers.positions import waves
+from flaxen.models.shift import LanguageShift, SelfShift, Shift
 from flaxen.pretrained import from_config
 
 CASES = ["t5", "bart", "whisper"]
@@ -178,6 +179,8 @@ def test_a_model_without_a_head_gives_states():
     model, x = fresh("bart", architectures=["BartModel"]), golden.case("bart").arrays
     out = model(x["input_ids"])
     assert out.last_hidden_state.shape == (3, 12, 64) == out.encoder_last_hidden_state.shape
+    states = model.module.features(x["input_ids"], np.ones((3, 12)), model.runtime)
+    close(states, out.encoder_last_hidden_state)
 
 
 @pytest.mark.parametrize("name", RELATIVES)
@@ -231,3 +234,14 @@ def test_the_command_answers(tmp_path, capsys):
     told = json.loads(capsys.readouterr().out)
     assert len(told["tokens"]) <= 5 and isinstance(told["text"], str)
     assert main([*asked, "--stop", "x"]) == 2
+
+
+def test_labels_move_by_the_rule_of_each_model():
+    labels = np.array([[7, -100, 8, 2, -100]])
+    np.testing.assert_array_equal(Shift(5, 0)(labels), [[5, 7, 0, 8, 2]])
+    np.testing.assert_array_equal(LanguageShift(None, 1)(labels[:, 2:]), [[2, 8, 2]])
+    assert Shift(5, 0).alone(labels) is None
+    np.testing.assert_array_equal(SelfShift(5, 0).alone(labels[:, 2:4]), [[5, 8]])
+    for rule in (Shift(None, 0), Shift(5, None), LanguageShift(5, None)):
+        with pytest.raises(ConfigError, match="pad_token_id"):
+            rule(labels)

@@ -60,7 +60,9 @@ def generate(
     tok = loading.tokenizer(model)
     ids, given = prompt_ids(tok, text, system_prompt, raw, pictured=bool(pictures)), {}
     loaded = loading.load(model)
-    if loaded.module.answers and not pictures:
+    from flaxen.models.seq2seq import Seq2Seq
+
+    if isinstance(loaded.module, Seq2Seq):
         whole_answer(loaded, tok, ids, max_tokens, sampling.given(), stop, json)
         return
     if pictures:
