@@ -13,7 +13,7 @@ from flaxen.core.errors import InputError
 from flaxen.core.tree import module, static
 from flaxen.layers.cross_entropy import IGNORED, linear_cross_entropy, only_tokens
 from flaxen.layers.dropout import dropout
-from flaxen.layers.linear import Embedding, Linear
+from flaxen.layers.linear import Linear
 from flaxen.layers.mlp import ACTIVATIONS
 from flaxen.layers.norm import Identity
 from flaxen.models.inputs import array
@@ -24,12 +24,13 @@ from flaxen.models.outputs import EncoderOutput, LogitsOutput, PretrainingOutput
 @dataclasses.dataclass(frozen=True)
 class Last:
     """What a head is given: states (R, T, D) of the rows, which tokens are real (R, T), the table
-    of embeddings, the shape (R,) that the rows were given in, and the key of dropout, if any.
+    of embeddings (None in what reads no text), the shape (R,) that the rows were given in, and the
+    key of dropout, if any.
     """
 
     states: jax.Array
     keep: jax.Array
-    table: Embedding | None
+    table: Any
     rows: tuple[int, ...]
     dropout_key: jax.Array | None = None
 
@@ -121,7 +122,6 @@ class MaskedLMHead(Head):
         """(R, T, V)."""
         x = self.transform(last.states)
         table = last.table
-        assert table is not None  # only what reads text has such a head
         y = table.attend(x) if self.decoder is None else self.decoder(x)
         y = y if self.bias is None else y + self.bias.astype(y.dtype)
         return y if table.vocab is None else only_tokens(y, table.vocab)
