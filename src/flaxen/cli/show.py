@@ -47,7 +47,8 @@ def show(
             dtype=loading.dtype or _dtype(abstract),
             runtime=runtime,
         )
-        for kind, queries in (("prefill", length), ("decode", 1))[: 1 + abstract.generates]
+        for kind, queries in (("prefill", length), ("decode", 1))
+        if kind == "prefill" or getattr(abstract, "generates", True)
     }
     if html is not None:
         _write_page(html, model, tree, placement, uncut)
@@ -135,10 +136,19 @@ def _print(tree: Any, kinds: dict[str, Any], placement: Placement | None, uncut:
         (kind, each["layers"], _mask(each["call"]), name, reason)
         for kind, choices in kinds.items()
         for each in choices
-        for name, reason in each["mechanisms"]
+        for name, reason in _in_short(each["mechanisms"])
     ]
-    headers = ["attention", "layers", "mask", "mechanism", "why"]
-    print_out(table(headers, rows))
+    if rows:
+        print_out(table(["attention", "layers", "mask", "mechanism", "why"], rows))
+    else:
+        print_out("No layer looks at other tokens by attention.")
+
+
+def _in_short(mechanisms: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Those that are able in one row; why one is chosen, and why others refuse, in words."""
+    able = [name for name, reason in mechanisms if reason == "able"]
+    rest = [row for row in mechanisms if row[1] != "able"]
+    return [*rest[:1], *([(", ".join(able), "able")] if able else []), *rest[1:]]
 
 
 def _mask(call: dict[str, Any]) -> str:
