@@ -97,8 +97,13 @@ def fit(checkpoint: Checkpoint, key_mapping: Mapping[str, str] | None = None) ->
 def hub_layout(
     relation: Relation, weights: Mapping[str, LazyTensor], report: Report
 ) -> dict[str, LazyTensor]:
-    """A model's weights under the hub's names, with the tied ones that its file held as well."""
+    """A model's weights under the hub's names, with the tied ones that its file held as well, and
+    without those zeros that it did not hold.
+    """
     out = relation.save(weights)
+    for name in report.absent:
+        if name in out and not out[name].read().any():
+            del out[name]
     for target in report.doubled:
         out[target] = out[report.tied[target]]
     return out

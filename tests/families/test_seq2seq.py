@@ -217,6 +217,8 @@ def test_what_a_file_may_lack_or_hold_besides(tmp_path):
     x = case.arrays
     got = model(**source(x), decoder_input_ids=x["decoder_input_ids"]).logits
     close(got, x["logits"] - case.weights["final_logits_bias"])
+    model.save(tmp_path / "back")
+    assert "final_logits_bias" not in load_file(tmp_path / "back" / "model.safetensors")
 
 
 def test_waves():

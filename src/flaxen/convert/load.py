@@ -79,7 +79,8 @@ def match(
         if name in found and found[name].shape != shape
     ]
     bad = {*report.missing, *(m.name for m in report.mismatched)}
-    report.missing = [name for name in report.missing if not re.fullmatch(optional, name)]
+    report.absent = [name for name in report.missing if re.fullmatch(optional, name)]
+    report.missing = [name for name in report.missing if name not in report.absent]
     weights, partial = {}, []
     for row in relation.rows:
         fits = {name: found[name] for name in row.names if name not in bad}

@@ -26,6 +26,7 @@ class Report:
     the file holds all the same, and saving writes again; `untied` holds such pairs that the config
     declares equal although the file differs; `errors` maps a tensor that could not be made from
     those of the file to the reason; `left_out` are tensors of heads that the model does not have;
+    `absent` are those that the file may lack, and did: saving leaves them out while they are zeros;
     `unread` are config keys nobody read;
     `replicated` says which axes a plan would cut but leaves whole, since they do not divide.
     """
@@ -37,6 +38,7 @@ class Report:
     doubled: list[str] = dataclasses.field(default_factory=list)
     untied: list[tuple[str, str]] = dataclasses.field(default_factory=list)
     errors: dict[str, str] = dataclasses.field(default_factory=dict)
+    absent: list[str] = dataclasses.field(default_factory=list)
     left_out: list[str] = dataclasses.field(default_factory=list)
     unread: list[str] = dataclasses.field(default_factory=list)
     replicated: list[str] = dataclasses.field(default_factory=list)
