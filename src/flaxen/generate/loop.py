@@ -21,7 +21,7 @@ from flaxen.layers.runtime import Runtime
 from flaxen.models.causal import extend
 from flaxen.models.decoder import Decoder
 from flaxen.models.sight import Sight
-from flaxen.models.skeleton import only_generating
+from flaxen.models.skeleton import Skeleton, only_generating
 from flaxen.models.switch import switch
 from flaxen.shard import on_host
 
@@ -192,11 +192,12 @@ def pictured_prompt(
     """
     module = model.module
     prompt = read_prompt(input_ids, attention_mask, module.embed_tokens.vocab_size)
-    if settings.get("pixel_values") is not None and not module.pictured():
+    names = module.pictured() if isinstance(module, Skeleton) else ()
+    if settings.get("pixel_values") is not None and not names:
         raise InputError(f"This model is {module.kind()}: it takes no pictures (pixel_values).")
-    given = {name: settings.pop(name, None) for name in module.pictured()}
-    if module.pictured():
-        settings.pop("mm_token_type_ids", None)  # which the ids say themselves
+    given = {name: settings.pop(name, None) for name in names}
+    for name in ("mm_token_type_ids", "token_type_ids") if names else ():
+        settings.pop(name, None)  # which the ids say themselves
     given = {name: x for name, x in given.items() if x is not None}
     if not given:
         return prompt
