@@ -5,7 +5,9 @@ B batch, T queries, S keys.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +26,8 @@ def attend(
 def _here(
     q: jax.Array, k: jax.Array, v: jax.Array, call: Call, scene: Scene, extras: Extras = NOTHING, /
 ) -> jax.Array:
-    import tokamax  # pyright: ignore[reportMissingImports]
+    # Its name is this file's too, so the import statement would tell readers of types the wrong one.
+    tokamax: Any = importlib.import_module("tokamax")
 
     if plain(call, scene):
         # Kernels skip what they know to be hidden, which an array of bools does not tell them.

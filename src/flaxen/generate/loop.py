@@ -206,7 +206,8 @@ def pictured_prompt(
             "This model sees positions in another way past some length (LongRoPE); with pictures "
             "that is not supported."
         )
-    sight, _ = module.see(prompt.ids, prompt.mask, given, model.runtime)
+    seeing: Any = module
+    sight, _ = seeing.see(prompt.ids, prompt.mask, given, model.runtime)
     return dataclasses.replace(prompt, sight=sight)
 
 
