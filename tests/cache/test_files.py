@@ -78,6 +78,12 @@ def test_a_cache_moves_to_another_mesh(folder, model, tmp_path):
     assert back.layers[1].k.codes.sharding == cache.layers[1].k.codes.sharding
 
 
+def test_a_prompt_with_pictures_keeps_how_these_count(model, tmp_path):
+    cache = model.init_cache(2, 8).shifted(np.array([3, -2], np.int32))
+    model.save_cache(cache, tmp_path / "prompt")
+    np.testing.assert_array_equal(model.load_cache(tmp_path / "prompt").shift, [3, -2])
+
+
 def test_another_models_cache_is_refused(model, tmp_path):
     model.save_cache(model.init_cache(1, 8), tmp_path / "prompt")
     norm = dataclasses.replace(model.module.norm, weight=model.module.norm.weight + 1)

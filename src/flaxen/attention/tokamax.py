@@ -26,7 +26,7 @@ def attend(
 def _here(
     q: jax.Array, k: jax.Array, v: jax.Array, call: Call, scene: Scene, extras: Extras = NOTHING, /
 ) -> jax.Array:
-    # Its name is this file's too, so the import statement would tell readers of types the wrong one.
+    # Its name is this file's too: an import statement would tell readers of types the wrong one.
     tokamax: Any = importlib.import_module("tokamax")
 
     if plain(call, scene):

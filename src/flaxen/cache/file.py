@@ -129,6 +129,10 @@ def load(path: str | Path, like: Cache, model: str) -> Cache:
             "is of use to the model that made it alone. Read the text again."
         )
     entries, _ = read_header(path)
+    if "shift" in entries and like.shift is None:
+        # Only a prompt with pictures has one.
+        shape = jax.ShapeDtypeStruct(like.lengths.shape, jnp.int32, sharding=like.lengths.sharding)
+        like = dataclasses.replace(like, shift=shape)
     wanted = paths(like)
     found = {name: (x.shape, jnp.dtype(x.dtype)) for name, x in entries.items()}
     asked = {name: (tuple(x.shape), jnp.dtype(x.dtype)) for name, x in wanted.items()}
