@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "conformance")]
 RESULTS = ROOT / ".cache" / "families.jsonl"
 PAGE = ROOT / "docs" / "families.md"
 BOUND = 5e-5
@@ -43,12 +43,15 @@ def main() -> None:
         work(args.only, *args.part)
         return
     command = [sys.executable, __file__, *(["--only", *args.only] if args.only else [])]
-    env = os.environ | {"JAX_PLATFORMS": "cpu"}
+    from exactness import environment
+
+    env = environment()
     parts = [
         subprocess.Popen([*command, "--part", str(i), str(args.processes)], env=env)
         for i in range(args.processes)
     ]
-    if any(part.wait() for part in parts):
+    codes = [part.wait() for part in parts]
+    if any(codes):
         sys.exit("A process failed; its results so far are kept.")
     rows = done()
     PAGE.write_text(page(rows))
@@ -64,11 +67,9 @@ def work(only: list[str] | None, part: int, parts: int) -> None:
     """Measure this process's share of what is not known yet."""
     import golden
 
-    from flaxen.attention import MECHANISMS
-
     known = {(row["case"], row["mechanism"]) for row in done()}
     names = [name for name in only or golden.cases() if golden.about(name)["kind"] == "causal"]
-    mine = [(n, m) for n in names for m in MECHANISMS][part::parts]
+    mine = [(n, m) for n in names for m in mechanisms(n)][part::parts]
     start = time.perf_counter()
     with RESULTS.open("a") as file:
         for name, mechanism in mine:
@@ -78,6 +79,19 @@ def work(only: list[str] | None, part: int, parts: int) -> None:
             print(json.dumps(row), file=file, flush=True)
             minutes = (time.perf_counter() - start) / 60
             print(f"{minutes:5.1f} min  {json.dumps(row)}", flush=True)
+
+
+def mechanisms(name: str) -> list[str]:
+    """Those that a case is run under: one, where nothing looks at other tokens."""
+    import golden
+
+    from flaxen.attention import MECHANISMS
+    from flaxen.core.tree import walk
+    from flaxen.families.config import abstract_module, hf_config
+    from flaxen.layers.attention import Attends
+
+    parts = walk(abstract_module(hf_config(golden.about(name)["config"]))[0])
+    return list(MECHANISMS) if any(isinstance(p, Attends) for p in parts) else ["vanilla"]
 
 
 def measured(name: str, mechanism: str) -> dict[str, Any]:
@@ -95,16 +109,12 @@ def measured(name: str, mechanism: str) -> dict[str, Any]:
         folder = golden.write_folder(golden.case(name), place)
         try:
             model = flaxen.load(folder, attention=mechanism)
-            pairs = [
-                (model(x["full_input_ids"]).logits, x["full_logits"], 1),
-                (model(x["long_input_ids"]).logits, x["long_logits"], 1),
-                (
-                    model(x["input_ids"], x["attention_mask"]).logits,
-                    x["logits"],
-                    x["attention_mask"][..., None],
-                ),
-            ]
-            error = max(float(np.abs((np.asarray(y) - want) * m).max()) for y, want, m in pairs)
+            every = np.concatenate([x["attention_mask"], np.ones_like(x["full_input_ids"])])
+            ids = np.concatenate([x["input_ids"], x["full_input_ids"]])
+            want = np.concatenate([x["logits"], x["full_logits"]])
+            short = np.asarray(model(ids, every).logits) - want
+            long = np.asarray(model(x["long_input_ids"]).logits) - x["long_logits"]
+            error = float(max(np.abs(short[every == 1]).max(), np.abs(long).max()))
             ids = model.generate(
                 x["gen_input_ids"], x["gen_attention_mask"], max_new_tokens=16, eos_token_id=[]
             )
@@ -133,7 +143,7 @@ def page(rows: list[dict[str, Any]]) -> str:
     from flaxen.show.family_source import length
 
     cases = collections.defaultdict(list)
-    for name in golden.cases():
+    for name in golden.cases(None):
         cases[golden.about(name)["model_type"]].append(name)
     lengths = [length(model_type) for model_type in FILES]
     text = [
