@@ -25,7 +25,7 @@ from flaxen.families.seq2seq import (
     table,
 )
 from flaxen.layers.linear import position_table
-from flaxen.layers.positions import WavePositions, later_positions
+from flaxen.layers.positions import WavePositions
 from flaxen.models.encoder_decoder import EncoderDecoder
 from flaxen.models.shift import LanguageShift, SelfShift, Shift
 from flaxen.models.tower import TextEncoder
@@ -40,7 +40,7 @@ def sides(c: Any) -> list[dict[str, Any]]:
     """What stands around the layers of encoder and decoder."""
     return [
         {
-            "embed_positions": later_positions(c.max_position_embeddings, c.d_model),
+            "embed_positions": position_table(c.max_position_embeddings, c.d_model, 2),
             "embed_norm": norm(c),
             "dropout": float(c.dropout),
         }

@@ -1,4 +1,4 @@
-"""Positions whose table begins with rows of none, or is not learned."""
+"""Positions that are not learned."""
 
 from __future__ import annotations
 
@@ -6,23 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flaxen.core.tree import module, param, static
-from flaxen.layers.linear import PositionTable
-
-
-@module
-class LaterPositions(PositionTable):
-    """Position 0 has the row `offset`; those before it are looked up by nobody."""
-
-    offset: static[int] = 2
-
-    def __call__(self, positions: jax.Array) -> jax.Array:
-        """positions (B, T) -> (B, T, D)."""
-        return super().__call__(positions + self.offset)
-
-
-def later_positions(positions: int, embed: int, offset: int = 2) -> LaterPositions:
-    return LaterPositions(weight=param(positions=positions + offset, embed=embed), offset=offset)
+from flaxen.core.tree import module, static
 
 
 @module
