@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tiny_decoder import tiny
 
-from flaxen.core.tree import module, paths
+from flaxen.core.tree import module, static, paths
 from flaxen.layers.linear import Linear
 from flaxen.layers.runtime import Checkpointing, Runtime
 from flaxen.models.causal import forward
@@ -168,6 +168,7 @@ class Constant:
     """A model whose loss is `slope * weight`, in the dtype of the weight."""
 
     proj: Linear
+    embed_positions: static[None] = None
 
     def context(self, positions, scene, runtime, at=None, dropout_key=None):
         return None
