@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tiny_decoder import tiny
 
-from flaxen.core.tree import module, static, paths
+from flaxen.core.tree import module, paths, static
 from flaxen.layers.linear import Linear
 from flaxen.layers.runtime import Checkpointing, Runtime
 from flaxen.models.causal import forward
