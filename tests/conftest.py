@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+from pathlib import Path
 
 import pytest
 
@@ -36,3 +38,19 @@ def _compile_once(tmp_path_factory):
     folder = str(tmp_path_factory.mktemp("compiled"))
     os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
     jax.config.update("jax_compilation_cache_dir", folder)
+
+
+MAPS, MANY = Path("/proc/self/maps"), 25_000
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _programs_do_not_pile_up():
+    """Each compiled program is mapped into memory in several pieces, of which Linux allows 65,530
+    in a process; past that, compiling ends in a segmentation fault.
+    """
+    yield
+    import jax
+
+    if MAPS.exists() and MAPS.read_bytes().count(b"\n") > MANY:
+        jax.clear_caches()
+        gc.collect()
