@@ -23,6 +23,12 @@ static = Annotated[T, "static"]
 def module(cls: C) -> C:
     """Make a class a frozen keyword-only dataclass and a pytree."""
     cls = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+    if not dataclasses.fields(cls):
+        # Without this name, jax (0.10.2) may take the program of one class without fields for that
+        # of another, once garbage has been collected.
+        name = f"{cls.__module__}.{cls.__qualname__}"
+        jax.tree_util.register_pytree_with_keys(cls, lambda _: ((), name), lambda *_: cls())
+        return cls
     meta = [f.name for f in dataclasses.fields(cls) if str(f.type).startswith("static[")]
     data = [f.name for f in dataclasses.fields(cls) if f.name not in meta]
     return jax.tree_util.register_dataclass(cls, data, meta)
