@@ -152,6 +152,7 @@ def page(rows: list[dict[str, Any]]) -> str:
             median=sorted(lengths)[len(lengths) // 2],
             most=max(lengths),
             measured=len(rows),
+            cases=len({row["case"] for row in rows}),
         ),
         "| model type | file | lines | parts | axes that can be cut | golden cases | attention |",
         "|---|---|---|---|---|---|---|",
@@ -208,7 +209,9 @@ HEAD = """# Families
 what several of a file share counts with the first). Golden cases are tiny models with outputs of
 Transformers on torch: logits of full, long and padded rows within 5e-5 (qwen3_next: 2e-4), and 16
 greedy tokens with a cache, under every attention mechanism that takes the calls: {measured}
-measurements, written by `make families`.
+measurements of {cases} cases, written by `make families`. The last column lists the mechanisms that
+take every call of a family; a dash there says that it was not measured in this run, or that it has
+no attention. Cases with pictures, encoders and encoder-decoders are compared in the tests alone.
 """
 
 
