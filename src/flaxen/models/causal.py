@@ -16,7 +16,7 @@ from flaxen.layers.context import Context
 from flaxen.layers.cross_entropy import IGNORED
 from flaxen.layers.runtime import Runtime
 from flaxen.models.decoder import Decoder
-from flaxen.models.fold import unfold
+from flaxen.models.fold import attentions_of
 from flaxen.models.outputs import CausalOutput
 
 
@@ -128,21 +128,8 @@ def forward(
         logits=logits,
         loss=loss,
         hidden_states=states if hidden_states else None,
-        attentions=_attentions(decoder, states, ctx) if attentions else None,
+        attentions=attentions_of(decoder.layers, states, ctx) if attentions else None,
     )
-
-
-def _attentions(
-    decoder: Decoder, states: tuple[jax.Array, ...], ctx: Context
-) -> tuple[jax.Array, ...]:
-    """What each layer that has attention looks at, computed again from what it was given."""
-    layers = unfold(decoder.layers, lambda x, i: x[i])
-    with ctx.runtime.products():
-        return tuple(
-            layer.attentions(x, ctx.of_layer(i))
-            for i, (layer, x) in enumerate(zip(layers, states[:-1], strict=True))
-            if hasattr(layer.self_attn, "weights")
-        )
 
 
 @partial(jax.jit, static_argnames=("runtime",))

@@ -19,7 +19,7 @@ from flaxen.layers.linear import Embedding, PositionTable
 from flaxen.layers.norm import Identity
 from flaxen.layers.relative_bias import RelativeBias
 from flaxen.layers.runtime import Runtime
-from flaxen.models.fold import run, unfold
+from flaxen.models.fold import attentions_of, run
 from flaxen.models.heads import Bare, Head, Last
 from flaxen.models.inputs import array, fitting, token_ids
 from flaxen.models.skeleton import How, Skeleton
@@ -254,7 +254,7 @@ def forward(
         out,
         loss=encoder.head.loss(out, targets) if targets else None,
         hidden_states=states if hidden_states else None,
-        attentions=_attentions(encoder, states, ctx) if attentions else None,
+        attentions=attentions_of(encoder.layers, states, ctx) if attentions else None,
     )
 
 
@@ -274,13 +274,3 @@ def loss_of(
     last, _, _ = _run(encoder, ids, mask, types, positions, dropout_key, runtime)
     with runtime.products():
         return encoder.head.loss_alone(last, targets)
-
-
-def _attentions(
-    encoder: Encoder, states: tuple[jax.Array, ...], ctx: Context
-) -> tuple[jax.Array, ...]:
-    """What each layer looks at, computed again from what it was given."""
-    layers = unfold(encoder.layers, lambda x, i: x[i])
-    with ctx.runtime.products():
-        given = enumerate(zip(layers, states[:-1], strict=True))
-        return tuple(layer.attentions(x, ctx.of_layer(i)) for i, (layer, x) in given)

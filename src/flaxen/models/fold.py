@@ -151,6 +151,19 @@ def in_body(tree: Any) -> Callable[[str], bool]:
     return lambda path: path.startswith(prefixes)
 
 
+def attentions_of(layers: Any, states: Sequence[jax.Array], ctx: Context) -> tuple[jax.Array, ...]:
+    """What each layer that has attention looks at, computed again from what it was given; states:
+    the residual stream before and after each layer.
+    """
+    given = enumerate(zip(unfold(layers, lambda x, i: x[i]), states[:-1], strict=True))
+    with ctx.runtime.products():
+        return tuple(
+            layer.attentions(x, ctx.of_layer(i))
+            for i, (layer, x) in given
+            if hasattr(layer.self_attn, "weights")
+        )
+
+
 def run(
     layers: Folded | list[Any], x: jax.Array, ctx: Context, caches: Any, collect: bool
 ) -> tuple[jax.Array, Any, list[jax.Array]]:
