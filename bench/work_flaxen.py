@@ -12,7 +12,7 @@ from worker import serve
 
 import flaxen
 from flaxen.generate import generate
-from flaxen.train.config import TrainConfig
+from flaxen.train.settings import TrainConfig
 from flaxen.train.step import make_trainer, place_batch
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import flaxen
 from flaxen.core.errors import FlaxenError
 from flaxen.layers.cross_entropy import IGNORED
-from flaxen.train.config import TrainConfig
+from flaxen.train.settings import TrainConfig
 from flaxen.train.step import make_trainer, place_batch, trained_tree
 
 PROMPTS = np.arange(10, 34, dtype=np.int32).reshape(4, 6)

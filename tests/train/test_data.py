@@ -9,8 +9,8 @@ import pytest
 from words import TEMPLATE, word_tokenizer
 
 from flaxen.core.errors import InputError
-from flaxen.train.data import Example, read_records, tokenise
-from flaxen.train.packing import blank, fill, make_batches, pack
+from flaxen.train.data.packing import blank, fill, make_batches, pack
+from flaxen.train.data.records import Example, read_records, tokenise
 
 EOS, A, B, C, D = 2, 4, 5, 6, 7
 

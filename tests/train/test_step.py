@@ -15,8 +15,8 @@ from flaxen.core.tree import module, paths, static
 from flaxen.layers.linear import Linear
 from flaxen.layers.runtime import Checkpointing, Runtime
 from flaxen.models.causal import forward
-from flaxen.train.config import TrainConfig
 from flaxen.train.optim import decays, learning_rate
+from flaxen.train.settings import TrainConfig
 from flaxen.train.step import make_trainer, place_batch, trainable, trained_tree
 from flaxen.tune import add_lora
 

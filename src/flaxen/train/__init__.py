@@ -1,9 +1,19 @@
-"""Fine-tuning: data, the compiled step, the loop, checkpoints."""
+"""Training: data, objectives, the compiled step, the loop, checkpoints."""
 
 from __future__ import annotations
 
-from flaxen.train.config import TrainConfig
-from flaxen.train.loop import Result, train
+from flaxen.train.objectives import OBJECTIVES, Objective
 from flaxen.train.optim import OPTIMIZERS, SCHEDULES
+from flaxen.train.run.loop import train
+from flaxen.train.run.result import Result
+from flaxen.train.settings import TrainConfig
 
-__all__ = ["OPTIMIZERS", "SCHEDULES", "Result", "TrainConfig", "train"]
+__all__ = [
+    "OBJECTIVES",
+    "OPTIMIZERS",
+    "SCHEDULES",
+    "Objective",
+    "Result",
+    "TrainConfig",
+    "train",
+]

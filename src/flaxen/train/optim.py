@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from flaxen.core.registry import Registry
 from flaxen.models.fold import in_body
-from flaxen.train.config import TrainConfig
+from flaxen.train.settings import TrainConfig
 
 Schedule = Callable[[jax.Array], jax.Array]
 

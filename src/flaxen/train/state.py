@@ -20,7 +20,7 @@ from flaxen.families.config import abstract_module, hf_config
 from flaxen.layers.runtime import FILE, Runtime
 from flaxen.models.fold import Folded, folded, stack_params
 from flaxen.train.checkpoint import Checkpoints
-from flaxen.train.step import opt_shapes, opt_state
+from flaxen.train.moments import opt_shapes, opt_state
 
 CONFIG = "config.json"
 

@@ -1,4 +1,4 @@
-"""One training step: micro-batches inside, one mean over all targets, one update."""
+"""One training step: micro-batches inside, one mean over all that counts, one update."""
 
 from __future__ import annotations
 
@@ -9,26 +9,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from jax.sharding import NamedSharding, PartitionSpec
 
 from flaxen.core.errors import ConfigError
 from flaxen.core.tree import combine, module, partition
-from flaxen.layers.cross_entropy import IGNORED
 from flaxen.layers.runtime import Runtime
-from flaxen.models.causal import whole_context
 from flaxen.quantize import QuantizedWeight
-from flaxen.train.config import TrainConfig
+from flaxen.train.gradient import Gradient, Loss, gradient_of
+from flaxen.train.moments import everywhere, opt_state
+from flaxen.train.objectives import OBJECTIVES, Batch, Metrics, Objective
 from flaxen.train.optim import OPTIMIZERS, Schedule, decays, learning_rate
-from flaxen.tune.lora import adapters
-
-Batch = dict[str, Any]
-"""ids, targets and, for packed rows, positions and segments: int32 (accumulation, B, T).
-
-Targets stand at the slot that predicts them; -100 is ignored.
-"""
-
-Loss = Callable[[Any, Any, Batch], tuple[jax.Array, jax.Array]]
-"""(weights, frozen weights, one micro-batch) -> sum of -log p, number of targets."""
+from flaxen.train.settings import TrainConfig
+from flaxen.tune.lora import adapters, without_adapters
 
 
 @module
@@ -45,12 +37,17 @@ class TrainState:
     bad: jax.Array
 
 
-Metrics = dict[str, jax.Array]
+@module
+class Frozen:
+    """What a step does not change: the model's other weights, and the model that it is compared
+    with, if any.
+    """
+
+    weights: Any
+    reference: Any = None
+
+
 Step = Callable[[TrainState, Any, Batch], tuple[TrainState, Metrics]]
-Gradient = Callable[[Any, Any, Batch], tuple[jax.Array, Any, jax.Array]]
-"""(masters, frozen weights, batch) -> mean -log p over all targets of all micro-batches, its
-float32 gradient, number of targets.
-"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,21 +55,29 @@ class Trainer:
     """The compiled functions of one model and one configuration.
 
     step(state, frozen, batch) -> (state, metrics) uses up the given state; evaluate(state, frozen,
-    batch) -> (sum of -log p, targets).
+    batch) -> (sum of the losses, sums of what else is told, weight).
     """
 
-    frozen: Any
+    frozen: Frozen
     step: Step
-    evaluate: Callable[[TrainState, Any, Batch], tuple[jax.Array, jax.Array]]
+    evaluate: Callable[[TrainState, Any, Batch], tuple[jax.Array, Metrics, jax.Array]]
 
 
 def make_trainer(
-    tree: Any, runtime: Runtime, config: TrainConfig, steps: int
+    tree: Any,
+    runtime: Runtime,
+    config: TrainConfig,
+    steps: int,
+    *,
+    objective: Objective | None = None,
+    reference: Any = None,
 ) -> tuple[Trainer, TrainState]:
     """How to train the adapters of a model if it has any, else all its floats, and the state at
     step 0.
 
-    `steps` is where the schedule ends. The given weights stay as they are.
+    `steps` is where the schedule ends. objective: by default the one that the settings name;
+    reference: the tree that it compares with, if it does; by default the given one as it is. The
+    given weights stay as they are.
 
     Raises:
         ConfigError: weights would be trained that are packed.
@@ -82,11 +87,17 @@ def make_trainer(
             "The model holds packed weights, whose codes cannot be trained. Train adapters on top "
             "(lora_rank), or load the model with quantized='dequantize'."
         )
-    trained, frozen = partition(tree, trainable(tree))
+    objective = objective or OBJECTIVES[config.objective](config)
+    trained, weights = partition(tree, trainable(tree))
     optimizer, masters = OPTIMIZERS[config.optimizer](config), jax.tree.map(_master, trained)
     kinds = jax.tree.map(lambda x: x.dtype, trained)
+    if objective.compares and reference is None and not adapters(tree):
+        reference = tree
     if config.dtype is not None:
-        frozen = jax.tree.map(lambda x: _in_dtype(x, config.dtype), frozen, is_leaf=_is_packed)
+        narrow = lambda tree: jax.tree.map(
+            lambda x: _in_dtype(x, config.dtype), tree, is_leaf=_is_packed
+        )
+        weights, reference = narrow(weights), narrow(reference)
         if not adapters(tree):
             kinds = jax.tree.map(lambda x: jnp.dtype(config.dtype), trained)
     start = TrainState(
@@ -95,16 +106,19 @@ def make_trainer(
         opt_state=opt_state(optimizer, masters),
         bad=_zero(masters),
     )
-    loss = _loss(runtime)
+    loss = _loss(objective, runtime)
     cast = lambda masters: jax.tree.map(lambda x, kind: x.astype(kind), masters, kinds)
-    gradient = _gradient(loss, cast, jax.tree.map(lambda x: x.sharding, masters))
+    where = jax.tree.map(lambda x: x.sharding, masters)
+    gradient = gradient_of(loss, objective.weight, cast, where)
     step = _step(gradient, optimizer, learning_rate(config, steps), decays(trained), config)
 
-    def evaluate(state: TrainState, frozen: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
-        return loss(cast(state.trained), frozen, {key: rows[0] for key, rows in batch.items()})
+    def evaluate(state: TrainState, frozen: Any, batch: Batch) -> Any:
+        micro = {key: rows[0] for key, rows in batch.items()}
+        return *loss(cast(state.trained), frozen, micro), objective.weight(batch)
 
     where = jax.tree.map(lambda x: x.sharding, start)
     compiled = jax.jit(step, donate_argnums=0, out_shardings=(where, None))
+    frozen = Frozen(weights=weights, reference=reference)
     # Put there explicitly: else the second step, on what the first returned, compiles anew.
     return Trainer(frozen, compiled, jax.jit(evaluate)), jax.device_put(start, where)
 
@@ -129,55 +143,27 @@ def trained_tree(state: TrainState, tree: Any) -> Any:
 
 def place_batch(batch: dict[str, np.ndarray], runtime: Runtime) -> Batch:
     """The batch on the devices, each with its own rows."""
-    if runtime.placement is None:
+    placement = runtime.placement
+    if placement is None:
         return jax.device_put(batch)
-    shape = next(iter(batch.values())).shape
-    spec = runtime.placement.activation_spec(shape[1:], ("batch", "seq"))
-    where = NamedSharding(runtime.placement.mesh, PartitionSpec(None, *spec))
-    return {
-        key: jax.make_array_from_callback(shape, where, rows.__getitem__)
-        for key, rows in batch.items()
-    }
+
+    def placed(x: np.ndarray) -> jax.Array:
+        spec = placement.activation_spec(x.shape[1:], ("batch", "seq")[: x.ndim - 1])
+        where = NamedSharding(placement.mesh, PartitionSpec(None, *spec))
+        return jax.make_array_from_callback(x.shape, where, x.__getitem__)
+
+    return {key: placed(x) for key, x in batch.items()}
 
 
-def _loss(runtime: Runtime) -> Loss:
-    def loss(weights: Any, frozen: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
-        decoder, ids = combine(weights, frozen), batch["ids"]
-        ctx = whole_context(
-            decoder,
-            ids.shape,
-            runtime,
-            position_ids=batch.get("positions"),
-            segment_ids=batch.get("segments"),
-            dropout_key=batch.get("dropout_keys"),
-        )
-        return decoder.loss(ids, batch["targets"], ctx)
+def _loss(objective: Objective, runtime: Runtime) -> Loss:
+    def loss(weights: Any, frozen: Frozen, batch: Batch) -> tuple[jax.Array, Metrics]:
+        model = combine(weights, frozen.weights)
+        reference = frozen.reference
+        if objective.compares and reference is None:
+            reference = without_adapters(model)
+        return objective.loss(model, jax.lax.stop_gradient(reference), batch, runtime)
 
     return loss
-
-
-def _gradient(loss: Loss, cast: Callable[[Any], Any], where: Any) -> Gradient:
-    def one(weights: Any, frozen: Any, batch: Batch, share: jax.Array) -> tuple[jax.Array, Any]:
-        mean = lambda weights: loss(weights, frozen, batch)[0] * share
-        value, grads = jax.value_and_grad(mean)(weights)
-        wide = lambda g, sharding: _laid_out(g.astype(jnp.float32), sharding)
-        return value, jax.tree.map(wide, grads, where)
-
-    def gradient(masters: Any, frozen: Any, batch: Batch) -> tuple[jax.Array, Any, jax.Array]:
-        weights, total = cast(masters), (batch["targets"] != IGNORED).sum()
-        share = 1 / jnp.maximum(total, 1).astype(jnp.float32)
-        if batch["ids"].shape[0] == 1:
-            single = {key: rows[0] for key, rows in batch.items()}
-            return *one(weights, frozen, single, share), total
-
-        def add(sums: Any, micro: Batch) -> tuple[Any, None]:
-            return jax.tree.map(jnp.add, sums, one(weights, frozen, micro, share)), None
-
-        zeros = jax.tree.map(lambda x, s: _laid_out(jnp.zeros_like(x), s), masters, where)
-        (value, grads), _ = jax.lax.scan(add, (jnp.zeros(()), zeros), batch)
-        return value, grads, total
-
-    return gradient
 
 
 def _step(
@@ -190,8 +176,8 @@ def _step(
     def step(state: TrainState, frozen: Any, batch: Batch) -> tuple[TrainState, Metrics]:
         old, lr = state.trained, rate(state.step)
         key = jax.random.fold_in(jax.random.key(config.seed), state.step)
-        keys = jax.random.split(key, batch["ids"].shape[0])
-        value, grads, total = gradient(old, frozen, batch | {"dropout_keys": keys})
+        keys = jax.random.split(key, next(iter(batch.values())).shape[0])
+        value, told, grads, total = gradient(old, frozen, batch | {"dropout_keys": keys})
         norm = jnp.sqrt(sum((jnp.sum(g * g) for g in jax.tree.leaves(grads)), jnp.zeros(())))
         finite = jnp.isfinite(norm) & jnp.isfinite(value)
         if config.clip is not None:
@@ -209,15 +195,9 @@ def _step(
             bad=bad,
         )
         metrics = {"loss": value, "tokens": total, "grad_norm": norm, "lr": lr, "bad": bad}
-        return state, metrics
+        return state, metrics | told
 
     return step
-
-
-def _laid_out(x: jax.Array, sharding: Sharding) -> jax.Array:
-    return (
-        jax.lax.with_sharding_constraint(x, sharding) if isinstance(sharding, NamedSharding) else x
-    )
 
 
 def _master(x: jax.Array) -> jax.Array:
@@ -236,38 +216,5 @@ def _in_dtype(x: Any, dtype: Any) -> Any:
     return x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
 
-def opt_state(optimizer: Any, masters: Any) -> Any:
-    """The optimiser's first state, each moment where its weight is."""
-    where = jax.tree.map(lambda x: x.sharding, opt_shapes(optimizer, masters))
-    return jax.jit(optimizer.init, out_shardings=where)(masters)
-
-
-def opt_shapes(optimizer: Any, masters: Any) -> Any:
-    """The shapes and shardings of that state, for weights or their shapes and shardings."""
-    import optax
-
-    shapes = jax.eval_shape(optimizer.init, masters)
-    where = optax.tree_utils.tree_map_params(
-        optimizer,
-        lambda _, weight: weight.sharding,
-        shapes,
-        masters,
-        transform_non_params=lambda _: _everywhere(masters),
-    )
-    return jax.tree.map(
-        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-        shapes,
-        where,
-    )
-
-
-def _everywhere(masters: Any) -> Sharding:
-    """Whole on every device that the weights are on."""
-    sharding = jax.tree.leaves(masters)[0].sharding
-    if isinstance(sharding, NamedSharding):
-        return NamedSharding(sharding.mesh, PartitionSpec())
-    return sharding
-
-
 def _zero(masters: Any) -> jax.Array:
-    return jax.device_put(jnp.zeros((), jnp.int32), _everywhere(masters))
+    return jax.device_put(jnp.zeros((), jnp.int32), everywhere(masters))

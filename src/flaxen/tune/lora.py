@@ -153,6 +153,11 @@ def merge(tree: Any) -> Any:
     return jax.tree.map(lambda x: _merged(x) if is_low_rank(x) else x, tree, is_leaf=is_low_rank)
 
 
+def without_adapters(tree: Any) -> Any:
+    """The model as it was before it got adapters: its own weights, the very same arrays."""
+    return jax.tree.map(lambda x: x.weight if is_low_rank(x) else x, tree, is_leaf=is_low_rank)
+
+
 @jax.jit
 def _merged(leaf: LowRank) -> jax.Array:
     batch = tuple(range(leaf.stacked))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from flaxen.layers.cross_entropy import IGNORED
-from flaxen.train.data import Example
+from flaxen.train.data.records import Example
 
 LOOK_BACK = 64
 """How many unfilled rows are tried before a new one is begun."""

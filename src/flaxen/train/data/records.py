@@ -14,7 +14,7 @@ import numpy as np
 from flaxen.core.errors import InputError
 from flaxen.layers.cross_entropy import IGNORED
 from flaxen.text import encode, render_with_mask
-from flaxen.train.config import Paths
+from flaxen.train.settings import Paths
 
 EXPECTED = (
     'a JSON object with "text", or with "messages" (a list of {"role": ..., "content": ...}), '

@@ -1,0 +1,1 @@
+"""What is learned from: documents, tokens, rows, batches."""

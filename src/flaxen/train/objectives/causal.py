@@ -1,0 +1,52 @@
+"""Every token predicts the next: texts, chats, prompts and completions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from flaxen.layers.cross_entropy import IGNORED
+from flaxen.layers.runtime import Runtime
+from flaxen.models.causal import whole_context
+from flaxen.models.skeleton import only_generating
+from flaxen.train.data.packing import Batches, make_batches
+from flaxen.train.data.records import Record, tokenise
+from flaxen.train.objectives.objective import Batch, Metrics, Objective
+
+
+class Causal(Objective):
+    """-log p of each target. Which tokens are targets, the records say."""
+
+    likelihood = True
+
+    def check(self, module: Any) -> None:
+        only_generating(module, "be trained on text by this loop")
+
+    def source(self, tok: Any, records: list[Record], accumulation: int) -> Batches:
+        config = self.config
+        return make_batches(
+            tokenise(tok, records, config.seq_len),
+            seq_len=config.seq_len,
+            batch_size=config.batch_size,
+            accumulation=accumulation,
+            seed=config.seed,
+            packing=config.packing,
+        )
+
+    def weight(self, batch: Batch) -> jax.Array:
+        return (batch["targets"] != IGNORED).sum()
+
+    def loss(
+        self, model: Any, reference: Any, batch: Batch, runtime: Runtime
+    ) -> tuple[jax.Array, Metrics]:
+        ids = batch["ids"]
+        ctx = whole_context(
+            model,
+            ids.shape,
+            runtime,
+            position_ids=batch.get("positions"),
+            segment_ids=batch.get("segments"),
+            dropout_key=batch.get("dropout_keys"),
+        )
+        return model.loss(ids, batch["targets"], ctx)[0], {}

@@ -1,0 +1,90 @@
+"""The seam between a run and what it minimises."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Protocol
+
+import jax
+import numpy as np
+
+from flaxen.layers.runtime import Runtime
+
+Batch = dict[str, Any]
+"""Arrays (accumulation, rows) or (accumulation, rows, tokens); of one micro-batch without the first
+axis. Token ids are int32, targets stand at the slot that predicts them, and -100 is ignored.
+
+Of a step there are `dropout_keys` besides, (accumulation,).
+"""
+
+Metrics = dict[str, jax.Array]
+
+
+class Source(Protocol):
+    """All batches of a run: a pure function of its data, settings and the step."""
+
+    @property
+    def per_epoch(self) -> int:
+        """Steps of one pass over the data."""
+        ...
+
+    def batch_at(self, step: int) -> dict[str, np.ndarray]:
+        """The batch of step 0, 1, ...; as many as are asked for."""
+        ...
+
+    def fingerprint(self) -> str:
+        """A hash of all that is learned from."""
+        ...
+
+
+class Objective:
+    """What is minimised: which records it reads, what batches it makes of them, what a batch costs.
+
+    It is made from the run's settings. Nothing of it changes while a run goes on.
+    """
+
+    likelihood: ClassVar[bool] = False
+    """Whether its loss is a mean of -log p, so that exp(loss) is a perplexity."""
+    compares: ClassVar[bool] = False
+    """Whether it needs a second model that stays as it is: `reference`."""
+
+    online: ClassVar[bool] = False
+    """Whether a batch is made with the weights of its step: see `prepared`."""
+
+    def __init__(self, config: Any, tok: Any = None, reward: Any = None):
+        """tok: the tokenizer; reward: the user's function, for objectives that ask one."""
+        self.config, self.tok, self.reward = config, tok, reward
+
+    def check(self, module: Any) -> None:
+        """
+        Raises:
+            InputError: a model that it cannot train.
+        """
+
+    def source(self, tok: Any, records: Any, accumulation: int) -> Source:
+        """Batches of records, each of which names its file and line.
+
+        Raises:
+            InputError: records that it cannot learn from, by file and line.
+        """
+        raise NotImplementedError
+
+    def prepared(
+        self, batch: dict[str, np.ndarray], model: Any, step: int
+    ) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+        """What is learned from in place of a batch of the source, and what to tell of it, if the
+        objective is `online`; model: a `Model` with the weights as they are.
+        """
+        raise NotImplementedError
+
+    def weight(self, batch: Batch) -> jax.Array:
+        """How much a batch counts: its targets, or its rows."""
+        raise NotImplementedError
+
+    def loss(
+        self, model: Any, reference: Any, batch: Batch, runtime: Runtime
+    ) -> tuple[jax.Array, Metrics]:
+        """The sum of the losses of one micro-batch, and the sums of what else is told of it; both
+        are divided by the weight of the whole batch. reference: the model before training, or
+        another one; None unless `compares`.
+        """
+        raise NotImplementedError

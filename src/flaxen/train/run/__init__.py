@@ -1,0 +1,1 @@
+"""A whole run: its loop, what it writes, how it stops."""

@@ -1,0 +1,95 @@
+"""A whole run: data in, fine-tuned model out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from flaxen.train.run.evaluate import evaluate
+from flaxen.train.run.export import finish
+from flaxen.train.run.log import Log, Report, progress_bar
+from flaxen.train.run.prepare import Run, prepare
+from flaxen.train.run.result import Result
+from flaxen.train.run.rows import Rows
+from flaxen.train.run.stop import stop_signals
+from flaxen.train.settings import Paths, TrainConfig
+from flaxen.train.step import TrainState, place_batch, trained_tree
+
+
+def train(
+    model: Any,
+    tok: Any,
+    data: Paths,
+    config: TrainConfig | None = None,
+    *,
+    eval_data: Paths | None = None,
+    on_step: Report | None = None,
+    reference: Any = None,
+    reward: Callable[..., Any] | None = None,
+    **settings: Any,
+) -> Result:
+    """Train a model and export it to `output`.
+
+    `settings` are fields of `TrainConfig`, over those of `config`. `on_step` is given the log row
+    of every step. reference: the model that an objective compares with, by default this one as it
+    is now; reward: the function that an objective asks. In `output`: log.jsonl, loss.png,
+    checkpoints/, model/ (a Hugging Face folder) and, with `lora_rank`, adapter/ (a PEFT folder).
+    SIGTERM and SIGINT end the run after the current step, with a checkpoint. The given model stays
+    as it is.
+
+    Raises:
+        InputError: for bad data, before anything is computed or written.
+        CheckpointError: when `output` holds a run and `resume` was not asked for, or one that
+            differs from this.
+    """
+    config = dataclasses.replace(config, **settings) if config else TrainConfig(**settings)
+    run = prepare(model, tok, data, eval_data, config, reference=reference, reward=reward)
+    with stop_signals() as stopped:
+        step, state = _steps(run, stopped, on_step)
+    return finish(run, step, state)
+
+
+def _steps(run: Run, stopped: Callable[[], bool], on_step: Report | None) -> tuple[int, TrainState]:
+    """All steps that are left, with a checkpoint at the end."""
+    config, trainer, state, step = run.config, run.trainer, run.state, run.step
+    run.output.mkdir(parents=True, exist_ok=True)
+    log = Log(run.output / "log.jsonl", step)
+    with progress_bar(run.steps, step, config.progress) as report:
+        rows = Rows(log, step, run.source.per_epoch, [report, *([on_step] if on_step else [])])
+        evaluate(run, log, state, step)
+        rows.pause()
+        ahead = None if run.objective.online else _batch(run, step)
+        while step < run.steps and not stopped():
+            batch, told = ahead or _batch_now(run, step, state)
+            state, metrics = trainer.step(state, trainer.frozen, batch)
+            step += 1
+            ahead = None if run.objective.online else _batch(run, step)
+            rows.add(step, metrics | told)
+            due = lambda every, now=step: bool(every) and now % every == 0
+            if step < run.steps and (due(config.eval_every) or due(config.save_every)):
+                rows.settle()
+                if due(config.eval_every):
+                    evaluate(run, log, state, step)
+                if due(config.save_every):
+                    run.checkpoints.save(step, state)
+                rows.pause()
+        rows.settle()
+    if step == run.steps:
+        evaluate(run, log, state, step)
+    if step > run.step and step not in run.checkpoints.steps():
+        run.checkpoints.save(step, state)
+    return step, state
+
+
+def _batch(run: Run, step: int) -> tuple[Any, dict[str, Any]]:
+    return place_batch(run.source.batch_at(step), run.runtime), {}
+
+
+def _batch_now(run: Run, step: int, state: TrainState) -> tuple[Any, dict[str, Any]]:
+    """A batch that is made with the weights as they are, and what to tell of it."""
+    model = run.model.replace(module=trained_tree(state, run.tree))
+    batch, told = run.objective.prepared(run.source.batch_at(step), model, step)
+    return place_batch(batch, run.runtime), {k: np.float32(x) for k, x in told.items()}

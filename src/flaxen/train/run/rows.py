@@ -1,0 +1,56 @@
+"""The log of a run, one step behind the device."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import jax
+
+from flaxen.core.errors import FlaxenError
+from flaxen.train.run.log import Log, Report
+
+PATIENCE = 10
+"""Steps in a row with a gradient that is not finite before a run gives up."""
+
+
+class Rows:
+    """A step's numbers are read when the next step is already under way."""
+
+    def __init__(self, log: Log, step: int, per_epoch: int, reports: list[Report]):
+        self.log, self.per_epoch, self.reports = log, per_epoch, reports
+        self.waiting: tuple[int, Any] | None = None
+        self.before = time.perf_counter()
+
+    def add(self, step: int, metrics: Any) -> None:
+        self.settle()
+        self.waiting = step, metrics
+
+    def settle(self) -> None:
+        """Write the row of the step that is still out.
+
+        Raises:
+            FlaxenError: too many gradients in a row that are not finite.
+        """
+        if self.waiting is None:
+            return
+        (step, metrics), self.waiting = self.waiting, None
+        numbers = {key: float(value) for key, value in jax.device_get(metrics).items()}
+        now = time.perf_counter()
+        seconds, self.before = now - self.before, now
+        bad, tokens = int(numbers.pop("bad")), int(numbers.pop("tokens"))
+        row = {"step": step, "epoch": step / self.per_epoch, **numbers, "tokens": tokens}
+        row |= {"seconds": seconds, "tokens_per_second": tokens / seconds}
+        self.log.write(row)
+        for report in self.reports:
+            report(row)
+        if bad >= PATIENCE:
+            raise FlaxenError(
+                f"The gradient was not finite {bad} steps in a row, up to step {step}; those steps "
+                "changed no weight. Lower the learning rate, look at their data, or compute in "
+                "float32."
+            )
+
+    def pause(self) -> None:
+        """Leave out the time since the last row."""
+        self.before = time.perf_counter()

@@ -1,0 +1,16 @@
+"""Checkpoints of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from flaxen.train.settings.field import setting
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SavingSettings:
+    """`resume` goes on from the last checkpoint in `output`, if there is one."""
+
+    save_every: int = setting(0, "Steps between checkpoints; 0: only the last.", least=0, free=True)
+    keep: int = setting(2, "Checkpoints that stay; 0: all.", least=0, free=True)
+    resume: bool = setting(False, "Go on from the last checkpoint.", free=True)

@@ -1,0 +1,63 @@
+"""Everything a run depends on besides the model and the tokenizer."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from flaxen.train.settings.adapter import AdapterSettings
+from flaxen.train.settings.data import DataSettings
+from flaxen.train.settings.field import checked, plain, setting
+from flaxen.train.settings.learning import LearningSettings
+from flaxen.train.settings.objective import ObjectiveSettings
+from flaxen.train.settings.saving import SavingSettings
+from flaxen.train.settings.scale import ScaleSettings
+from flaxen.train.settings.seeing import SeeingSettings
+
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+GROUPS = (
+    ObjectiveSettings,
+    DataSettings,
+    LearningSettings,
+    AdapterSettings,
+    ScaleSettings,
+    SavingSettings,
+    SeeingSettings,
+)
+"""The subjects, in the order in which people read them."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainConfig(
+    SeeingSettings,
+    SavingSettings,
+    ScaleSettings,
+    AdapterSettings,
+    LearningSettings,
+    DataSettings,
+    ObjectiveSettings,
+):
+    """How to train; each group of settings is a class of its own.
+
+    Raises:
+        ConfigError: naming each setting that is out of range.
+    """
+
+    output: str | os.PathLike[str] = setting(
+        about="Folder for log, picture, checkpoints and result.", free=True
+    )
+
+    def __post_init__(self) -> None:
+        checked(self)
+        self.checkpointing()
+
+    def must_match(self) -> dict[str, Any]:
+        """What a run that goes on must have in common with the run it goes on from."""
+        return {
+            field.name: plain(getattr(self, field.name))
+            for field in dataclasses.fields(self)
+            if not field.metadata["free"]
+        }
