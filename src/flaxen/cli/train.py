@@ -1,131 +1,127 @@
-"""`flaxen train`: fine-tuning, with progress, a log, a picture and resumption."""
+"""`flaxen train`: a run from flags, from a file, or from a file with flags over it."""
 
 from __future__ import annotations
 
+import importlib.util
 import sys
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import Parameter
-
-from flaxen.cli.options import Count, Json, Loading, Source, about
+from flaxen.cli.options import Json, about, enough_cpu_devices, keep_programs
 from flaxen.cli.output import print_json, remark
+from flaxen.cli.train_flags import Flags, given
 from flaxen.core.errors import InputError
 
 if TYPE_CHECKING:
     from flaxen.train import Result
+    from flaxen.train.settings import RunConfig
 
 RANK = 8
-"""Of adapters, unless another one or --full is asked for."""
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class Learning:
-    """How the model learns; the names of `flaxen.train.TrainConfig`."""
-
-    steps: Annotated[Count | None, about("Optimiser steps; wins over --epochs.")] = None
-    epochs: Annotated[float, about("Passes over the data.")] = 1.0
-    batch_size: Annotated[Count, about("Rows in one micro-batch.")] = 4
-    accumulation: Annotated[Count, about("Micro-batches to one step.")] = 1
-    seq_len: Annotated[Count, about("Tokens in a row.")] = 512
-    optimizer: Annotated[str, about("adamw, lion, sgd, momentum or adagrad.")] = "adamw"
-    learning_rate: Annotated[float | None, about("Default: 2e-4 for LoRA, 1e-5 in full.")] = None
-    schedule: Annotated[str, about("constant, linear or cosine.")] = "cosine"
-    warmup: Annotated[Count, about("Steps until the full learning rate.")] = 0
-    weight_decay: Annotated[float, about("On matrices only.")] = 0.0
-    clip: Annotated[float, about("Longer gradients are shortened to this norm.")] = 1.0
-    seed: Annotated[int, about("Order of the data, new adapters.")] = 0
-    eval_every: Annotated[Count, about("Steps between evaluations; 0: before and after.")] = 0
-    save_every: Annotated[Count, about("Steps between checkpoints; 0: only the last.")] = 0
-    keep: Annotated[Count, about("Checkpoints that stay; 0: all.")] = 2
-    remat: Annotated[
-        bool | str, about("Less memory, more time; alone, or with a policy such as dots.")
-    ] = False
-    remat_every: Annotated[Count, about("Do so for every n-th layer.")] = 1
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class Adapters:
-    """Low-rank adapters."""
-
-    lora_rank: Annotated[Count | None, about(f"Inner width; default: {RANK}.")] = None
-    lora_alpha: Annotated[float | None, about("Scale is alpha / rank; default: 2 rank.")] = None
-    lora_targets: Annotated[
-        list[str] | None, about("Modules, e.g. q_proj; may be repeated; default: all projections.")
-    ] = None
-    lora_rank_stabilised: Annotated[bool, about("Scale is alpha / sqrt(rank).")] = False
+"""Of adapters, unless another one, --full or a file is given."""
 
 
 def train(
-    model: Source,
-    data: Annotated[str, about("JSONL (text, messages, prompt and completion) or plain text.")],
-    *,
-    output: Annotated[
-        str, about("Folder for log, picture, checkpoints and result.")
-    ] = "runs/train",
-    eval_data: Annotated[str | None, about("Like data, to test on.")] = None,
-    full: Annotated[bool, about("Train all weights instead of adapters.")] = False,
-    no_packing: Annotated[bool, about("One document a row.")] = False,
-    compute_dtype: Annotated[
-        str | None, about("float32 or bfloat16; trained weights stay float32.")
+    model: Annotated[
+        str | None, about("A Hugging Face folder, a hub id or a file of weights.")
     ] = None,
-    resume: Annotated[bool, about("Go on from the last checkpoint.")] = False,
-    adapters: Adapters = Adapters(),
-    learning: Learning = Learning(),
-    loading: Loading = Loading(),
+    data: Annotated[list[str] | None, about("What is learned from: files or globs.")] = None,
+    *,
+    config: Annotated[str | None, about("A YAML file of settings; flags win over it.")] = None,
+    full: Annotated[bool, about("Train all weights instead of adapters.")] = False,
+    print_config: Annotated[
+        bool, about("Print all settings as YAML instead, for --config.")
+    ] = False,
+    flags: Flags = Flags(),
     json: Json = False,
 ) -> int:
-    """Fine-tune a model, in full or with low-rank adapters.
+    """Train a model: in full, with low-rank adapters, from preferences, rewards, a teacher.
 
     In the output folder: log.jsonl, loss.png, checkpoints/, model/ (a Hugging Face folder, adapters
     merged) and adapter/ (a PEFT folder). Ctrl-C saves a checkpoint; --resume goes on from it.
     """
-    if full and adapters.lora_rank:
-        raise InputError("--full trains all weights and --lora-rank adapters; give one of them.")
-    for path in (data, eval_data):
-        if path is not None and not Path(path).is_file():
-            raise InputError(f"There is no file {path!r} to learn from.")
-    from flaxen.train import TrainConfig, train
+    from flaxen.train.settings import as_yaml, read_yaml, run_config
 
-    given: dict[str, Any] = {
-        **_lora(adapters, full),
-        **_values(learning),
-        "learning_rate": learning.learning_rate or (1e-5 if full else 2e-4),
-    }
-    config = TrainConfig(
-        output=output,
-        packing=not no_packing,
-        dtype=compute_dtype,
-        resume=resume,
-        progress=sys.stderr.isatty() and not json,
-        **given,
-    )
-    tok = loading.tokenizer(model)
-    loaded = loading.load(model)
-    result = train(loaded, tok, data, config, eval_data=eval_data)
+    values = read_yaml(config) if config else {}
+    values |= given(flags) | ({"model": model} if model else {}) | ({"data": data} if data else {})
+    settings = run_config(_defaults(values, full, bool(config)), config or "The settings")
+    if print_config:
+        print(as_yaml(settings), end="")
+        return 0
+    result = run(settings, progress=sys.stderr.isatty() and not json)
     if json:
         print_json(_told(result))
     else:
         _tell(result)
-    return 0 if result.finished else 130
+    return 0
 
 
-def _values(options: Any) -> dict[str, Any]:
-    return {field.name: getattr(options, field.name) for field in fields(options)}
+def run(settings: RunConfig, progress: bool = False) -> Result:
+    """Load what a run names, and do it."""
+    import dataclasses
+
+    import flaxen
+    from flaxen.train import train
+
+    for path in (*_listed(settings.data), *_listed(settings.eval_data)):
+        if not Path(path).is_file():
+            raise InputError(f"There is no file {path!r} to learn from.")
+    reward = None if settings.reward is None else function_of(settings.reward)
+    enough_cpu_devices(settings.mesh)
+    keep_programs()
+    where = {"mesh": settings.mesh, "plan": settings.plan, "attention": settings.attention}
+    load = lambda source: flaxen.load(
+        source, dtype=settings.load_dtype, revision=settings.revision, **where
+    )
+    tok = flaxen.tokenizer(settings.tokenizer or settings.model, revision=settings.revision)
+    model = load(settings.model)
+    if settings.bits is not None:
+        model = model.quantize(settings.bits)
+    return train(
+        model,
+        tok,
+        settings.data,
+        dataclasses.replace(settings.training(), progress=progress),
+        eval_data=settings.eval_data,
+        reference=None if settings.reference is None else load(settings.reference),
+        reward=reward,
+    )
 
 
-def _lora(adapters: Adapters, full: bool) -> dict[str, Any]:
-    """The adapters' settings, as far as they were given."""
+def _listed(paths: str | Sequence[str] | None) -> list[str]:
+    return [paths] if isinstance(paths, str) else list(paths or ())
+
+
+def function_of(name: str) -> Any:
+    """The function that FILE.py:NAME names; the file is the user's own, and is run.
+
+    Raises:
+        InputError: there is none.
+    """
+    path, _, function = name.rpartition(":")
+    if not path or not Path(path).is_file():
+        raise InputError(f"{name!r} names no function; write FILE.py:NAME, of a file that exists.")
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not callable(getattr(module, function, None)):
+        raise InputError(f"{path} defines no function {function!r}.")
+    return getattr(module, function)
+
+
+def _defaults(values: dict[str, Any], full: bool, file: bool) -> dict[str, Any]:
+    """What is not said, as most people want it; a file says it all."""
+    if full and values.get("lora_rank") and not file:
+        raise InputError("--full trains all weights and --lora-rank adapters; give one of them.")
     if full:
-        return {}
-    rank = adapters.lora_rank or RANK
-    given = {"lora_rank": rank, "lora_alpha": adapters.lora_alpha or 2.0 * rank}
-    if adapters.lora_targets:
-        given["lora_targets"] = tuple(adapters.lora_targets)
-    return given | {"lora_rank_stabilised": adapters.lora_rank_stabilised}
+        values = {k: v for k, v in values.items() if not k.startswith("lora_")}
+    if file:
+        return values
+    if full:
+        return {"learning_rate": 1e-5} | values
+    rank = values.get("lora_rank", RANK)
+    return {"lora_rank": rank, "lora_alpha": 2.0 * rank, "learning_rate": 2e-4} | values
 
 
 def _told(result: Result) -> dict[str, Any]:

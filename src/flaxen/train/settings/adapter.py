@@ -15,6 +15,8 @@ class AdapterSettings:
     lora_rank: int | None = setting(None, "Inner width of adapters; default: none.", least=1)
     lora_alpha: float = setting(16.0, "Scale is alpha / rank.", above=0)
     lora_targets: str | Sequence[str] | None = setting(
-        None, "Modules, e.g. q_proj, or one regular expression; default: all projections."
+        None,
+        "Modules, e.g. q_proj, or one regular expression; default: all projections.",
+        flag=list[str],
     )
     lora_rank_stabilised: bool = setting(False, "Scale is alpha / sqrt(rank).")

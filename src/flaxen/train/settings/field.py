@@ -18,12 +18,13 @@ def setting(
     most: float | None = None,
     choices: Sequence[Any] | None = None,
     free: bool = False,
-    flag: bool = True,
+    flag: Any = True,
 ) -> Any:
     """A field of a dataclass of settings.
 
     about: one line for people. least, above, most, choices: what it may be, if it is not None.
-    free: a run that goes on may have another value. flag: the command line has it too.
+    free: a run that goes on may have another value. flag: whether the command line has it too, or
+    as what type.
     """
     rules = {"least": least, "above": above, "most": most, "choices": choices}
     return dataclasses.field(

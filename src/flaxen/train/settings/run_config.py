@@ -1,0 +1,63 @@
+"""A run from one file: the settings of training, and where model and data come from."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from flaxen.core.errors import ConfigError
+from flaxen.train.settings.field import setting
+from flaxen.train.settings.fitting import fitted
+from flaxen.train.settings.training import TrainConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunConfig(TrainConfig):
+    """What `flaxen train` needs: `TrainConfig`, model, data and how they are loaded.
+
+    Raises:
+        ConfigError: naming each setting that is out of range.
+    """
+
+    output: str = setting(
+        "runs/train", "Folder for log, picture, checkpoints and result.", free=True
+    )
+    model: str = setting(about="A Hugging Face folder, a hub id or a file of weights.", flag=False)
+    data: str | Sequence[str] = setting(about="What is learned from.", flag=False)
+    eval_data: str | Sequence[str] | None = setting(
+        None, "Like data, to test on.", free=True, flag=list[str]
+    )
+    tokenizer: str | None = setting(None, "Of another folder or hub id than the model's.")
+    reference: str | None = setting(None, "The model that an objective compares with: a teacher.")
+    reward: str | None = setting(None, "FILE.py:NAME of the function that an objective asks.")
+    mesh: str | None = setting(None, "Devices by axis, for example fsdp=2,tp=4.", free=True)
+    plan: str | None = setting(None, "Name of a sharding plan; default: auto.", free=True)
+    attention: str = setting("auto", "An attention mechanism's name, or auto.", free=True)
+    load_dtype: str | None = setting(
+        None, "What frozen weights are kept in; default: as stored. Trained ones are float32."
+    )
+    bits: str | None = setting(None, "Round frozen weights, under adapters: int8, int4, ...")
+    revision: str | None = setting(None, "Branch, tag or commit of a hub id.")
+
+    def training(self) -> TrainConfig:
+        """The settings of training alone."""
+        names = [field.name for field in dataclasses.fields(TrainConfig)]
+        return TrainConfig(**{name: getattr(self, name) for name in names})
+
+
+def run_config(values: Mapping[str, Any], where: str = "The settings") -> RunConfig:
+    """A run of settings by name, as a file or flags have them.
+
+    Raises:
+        ConfigError: naming every unknown key, every value of a wrong kind, and what lacks.
+    """
+    given = fitted(RunConfig, values, where)
+    lacking = [
+        field.name
+        for field in dataclasses.fields(RunConfig)
+        if field.default is dataclasses.MISSING and field.name not in given
+    ]
+    if lacking:
+        raise ConfigError(f"{where}: {' and '.join(lacking)} must be given.")
+    return RunConfig(**given)
