@@ -27,6 +27,8 @@ def linear_cross_entropy(
     softcap: float | None = None,
     scale: float = 1.0,
     vocab: int | None = None,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
     chunk: int = 256,
 ) -> tuple[jax.Array, jax.Array]:
     """Sum of the negative log-likelihoods in float32, and how many rows were counted.
@@ -34,6 +36,8 @@ def linear_cross_entropy(
     x: (rows, embed...), weight: (vocab, embed...) or a leaf type, bias: (vocab,) or None, labels:
     (rows,), -100 ignored. Logits are `softcap * tanh(scale * (x . weight + bias) / softcap)`,
     `chunk` rows at a time; those from `vocab` on belong to no token and count for nothing.
+    label_smoothing e: a target has probability 1 - e, and e is shared by all tokens alike; z_loss z
+    adds z times the square of the logarithm of the softmax's sum, for each row that counts.
     Gradients are computed in the forward pass, while the logits are there.
     """
     chunk = min(chunk, max(x.shape[0], 1))
@@ -50,14 +54,16 @@ def linear_cross_entropy(
     labels = jnp.pad(labels, (0, short), constant_values=IGNORED)
     x = jnp.swapaxes(x.reshape(chunk, chunks, *x.shape[1:]), 0, 1)
     labels = labels.reshape(chunk, chunks).T
-    return _nll((contract, softcap, scale, vocab), x, (weight, bias), labels), count
+    return _nll(
+        (contract, softcap, scale, vocab, label_smoothing, z_loss), x, (weight, bias), labels
+    ), count
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _nll(how: Any, x: jax.Array, head: Any, labels: jax.Array) -> jax.Array:
     def step(total: jax.Array, rows: Any) -> Any:
         logits = _cap(how, _product(how, rows[0], head))
-        return total + _terms(logits, rows[1])[0], None
+        return total + _terms(how, logits, rows[1])[0], None
 
     return jax.lax.scan(step, jnp.zeros((), jnp.float32), (x, labels))[0]
 
@@ -66,7 +72,7 @@ def _nll_fwd(how: Any, x: jax.Array, head: Any, labels: jax.Array) -> Any:
     def step(carry: Any, rows: Any) -> Any:
         raw, pull = jax.vjp(functools.partial(_product, how), rows[0], head)
         logits, uncap = jax.vjp(functools.partial(_cap, how), raw)
-        nll, slope = _terms(logits, rows[1])
+        nll, slope = _terms(how, logits, rows[1])
         dx, dhead = pull(*uncap(slope))
         total, sums = carry
         return (total + nll, jax.tree.map(_add, sums, dhead)), dx
@@ -96,7 +102,7 @@ def _product(how: Any, x: jax.Array, head: Any) -> jax.Array:
 
 
 def _cap(how: Any, logits: jax.Array) -> jax.Array:
-    _, softcap, scale, vocab = how
+    softcap, scale, vocab = how[1:4]
     logits = logits * scale
     logits = softcap * jnp.tanh(logits / softcap) if softcap else logits
     return logits if vocab is None else only_tokens(logits, vocab)
@@ -107,18 +113,28 @@ def only_tokens(logits: jax.Array, vocab: int) -> jax.Array:
     return jnp.where(jnp.arange(logits.shape[-1]) < vocab, logits, -jnp.inf)
 
 
-def _terms(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Summed negative log-likelihood of (R, V) logits, and its slope in each of them."""
+def _terms(how: Any, logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The summed loss of (R, V) logits, and its slope in each of them."""
+    smoothing, z_loss = how[4:]
     counted = labels != IGNORED
     top = jnp.max(logits, axis=-1, keepdims=True)
     exps = jnp.exp(logits - top)
     total = jnp.sum(exps, axis=-1, keepdims=True)
     label = jnp.where(counted, labels, 0)[:, None]
     chosen = jnp.take_along_axis(logits, label, axis=-1)
-    nll = jnp.where(counted[:, None], jnp.log(total) + top - chosen, 0)
-    hit = jnp.arange(logits.shape[-1]) == label
-    slope = jnp.where(counted[:, None], exps / total - hit, 0)
-    return jnp.sum(nll).astype(jnp.float32), slope
+    whole = jnp.log(total) + top
+    loss, slope = whole - chosen, exps / total
+    hit = (jnp.arange(logits.shape[-1]) == label).astype(slope.dtype)
+    if smoothing:
+        real = jnp.isfinite(logits)
+        even = real / jnp.sum(real, axis=-1, keepdims=True)
+        mean = jnp.sum(jnp.where(real, logits * even, 0), axis=-1, keepdims=True)
+        loss = loss + smoothing * (chosen - mean)
+        hit = (1 - smoothing) * hit + smoothing * even
+    if z_loss:
+        loss, slope = loss + z_loss * whole**2, slope * (1 + 2 * z_loss * whole)
+    slope = jnp.where(counted[:, None], slope - hit, 0)
+    return jnp.sum(jnp.where(counted[:, None], loss, 0)).astype(jnp.float32), slope
 
 
 def _zeros(leaf: jax.Array) -> jax.Array:

@@ -132,10 +132,16 @@ class Decoder(Skeleton):
         return y if vocab is None else only_tokens(y, vocab)
 
     def loss(
-        self, ids: jax.Array, labels: jax.Array, ctx: Context, extra: jax.Array | None = None
+        self,
+        ids: jax.Array,
+        labels: jax.Array,
+        ctx: Context,
+        extra: jax.Array | None = None,
+        **terms: float,
     ) -> tuple[jax.Array, jax.Array]:
         """Sum of -log p over targets, and their number; labels (B, T) stand at the slot that
-        predicts them, -100 is ignored. extra: as in `hidden`.
+        predicts them, -100 is ignored. extra: as in `hidden`; terms: label_smoothing and z_loss of
+        `linear_cross_entropy`.
 
         The (B, T, V) scores are never held at once.
         """
@@ -150,6 +156,7 @@ class Decoder(Skeleton):
                 softcap=self.logit_softcap,
                 scale=self.logit_scale,
                 vocab=self.embed_tokens.vocab,
+                **terms,
             )
 
     def init_cache(

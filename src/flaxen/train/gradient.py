@@ -14,9 +14,9 @@ from flaxen.train.objectives import Batch, Metrics
 Loss = Callable[[Any, Any, Batch], tuple[jax.Array, Metrics]]
 """(weights, what stays, one micro-batch) -> the sum of its losses, sums of what else is told."""
 
-Gradient = Callable[[Any, Any, Batch], tuple[jax.Array, Metrics, Any, jax.Array]]
-"""(masters, what stays, batch) -> mean loss over the weight of all micro-batches, means of what
-else is told, float32 gradient, weight.
+Gradient = Callable[[Any, Any, Batch, jax.Array], tuple[jax.Array, Metrics, Any, jax.Array]]
+"""(masters, what stays, batch, scale) -> mean loss over the weight of all micro-batches, means of
+what else is told, float32 gradient, weight. The backward pass computes with `scale` times the loss.
 """
 
 
@@ -27,24 +27,25 @@ def gradient_of(
     shardings.
     """
 
-    def one(weights: Any, frozen: Any, micro: Batch, share: jax.Array) -> Any:
-        def mean(weights: Any) -> tuple[jax.Array, Metrics]:
+    def one(weights: Any, frozen: Any, micro: Batch, share: jax.Array, scale: jax.Array) -> Any:
+        def mean(weights: Any) -> tuple[jax.Array, Any]:
             total, told = loss(weights, frozen, micro)
-            return total * share, jax.tree.map(lambda x: x * share, told)
+            told = jax.tree.map(lambda x: x * share, told)
+            return total * share * scale, (total * share, told)
 
-        (value, told), grads = jax.value_and_grad(mean, has_aux=True)(weights)
-        wide = lambda g, sharding: _laid_out(g.astype(jnp.float32), sharding)
+        (_, (value, told)), grads = jax.value_and_grad(mean, has_aux=True)(weights)
+        wide = lambda g, sharding: _laid_out(g.astype(jnp.float32) / scale, sharding)
         return value, told, jax.tree.map(wide, grads, where)
 
-    def gradient(masters: Any, frozen: Any, batch: Batch) -> Any:
+    def gradient(masters: Any, frozen: Any, batch: Batch, scale: jax.Array) -> Any:
         weights, total = cast(masters), weight(batch)
         share = 1 / jnp.maximum(total, 1).astype(jnp.float32)
         first = {key: rows[0] for key, rows in batch.items()}
         if batch["dropout_keys"].shape[0] == 1:
-            return *one(weights, frozen, first, share), total
+            return *one(weights, frozen, first, share, scale), total
 
         def add(sums: Any, micro: Batch) -> tuple[Any, None]:
-            return jax.tree.map(jnp.add, sums, one(weights, frozen, micro, share)), None
+            return jax.tree.map(jnp.add, sums, one(weights, frozen, micro, share, scale)), None
 
         told = jax.eval_shape(loss, weights, frozen, first)[1]
         zeros = jax.tree.map(lambda x, s: _laid_out(jnp.zeros_like(x), s), masters, where)

@@ -21,7 +21,8 @@ def opt_shapes(optimizer: Any, masters: Any) -> Any:
     shapes = jax.eval_shape(optimizer.init, masters)
     where = optax.tree_utils.tree_map_params(
         optimizer,
-        lambda _, weight: weight.sharding,
+        # What is less than a weight, as Adafactor's rows and columns, is small.
+        lambda x, weight: weight.sharding if x.shape == weight.shape else everywhere(masters),
         shapes,
         masters,
         transform_non_params=lambda _: everywhere(masters),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -10,50 +11,99 @@ import jax
 import jax.numpy as jnp
 
 from flaxen.core.registry import Registry
+from flaxen.layers.linear import Linear
+from flaxen.layers.moe import Projections
 from flaxen.models.fold import in_body
 from flaxen.train.settings import TrainConfig
 
 Schedule = Callable[[jax.Array], jax.Array]
 
-OPTIMIZERS: Registry[Callable[[TrainConfig], Any]] = Registry("optimizer")
-"""Each makes the optax transformation from gradients to a direction; learning rate and decay are
-applied after it.
+OPTIMIZERS: Registry[Callable[[TrainConfig, Any], Any]] = Registry("optimizer")
+"""Each makes, for the trained weights (None where one is frozen), the optax transformation from
+gradients to a direction; learning rate and decay are applied after it.
 """
 
-SCHEDULES: Registry[Callable[[jax.Array], jax.Array]] = Registry("schedule")
+SCHEDULES: Registry[Callable[[jax.Array, TrainConfig], jax.Array]] = Registry("schedule")
 """Each maps the part of the steps after warm-up that is over, 0 to 1, to a part of the learning
 rate.
 """
 
 
-def _adamw(config: TrainConfig) -> Any:
+def _adamw(config: TrainConfig, trained: Any) -> Any:
     import optax
 
     return optax.scale_by_adam(b1=config.beta1, b2=config.beta2, eps=config.eps)
 
 
-def _lion(config: TrainConfig) -> Any:
+def _lion(config: TrainConfig, trained: Any) -> Any:
     import optax
 
     return optax.scale_by_lion(b1=config.beta1, b2=config.beta2)
 
 
-def _sgd(config: TrainConfig) -> Any:
+def _sgd(config: TrainConfig, trained: Any) -> Any:
     import optax
 
     return optax.identity()
 
 
-def _momentum(config: TrainConfig) -> Any:
+def _momentum(config: TrainConfig, trained: Any) -> Any:
     import optax
 
     return optax.trace(decay=config.beta1)
 
 
-def _adagrad(config: TrainConfig) -> Any:
+def _adagrad(config: TrainConfig, trained: Any) -> Any:
     import optax
 
     return optax.scale_by_rss(eps=config.eps)
+
+
+def _adafactor(config: TrainConfig, trained: Any) -> Any:
+    """https://arxiv.org/abs/1804.04235, with the run's learning rate and no momentum."""
+    import optax
+
+    return optax.chain(optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0))
+
+
+def _muon(config: TrainConfig, trained: Any) -> Any:
+    """Projections inside the layers by Muon, whose steps are as long as AdamW's
+    (https://arxiv.org/abs/2502.16982); all else by Adam.
+    """
+    import optax
+
+    muon = optax.contrib.muon(
+        1.0,
+        beta=0.95,
+        eps=config.eps,
+        adam_b1=config.beta1,
+        adam_b2=config.beta2,
+        consistent_rms=0.2,
+        muon_weight_dimension_numbers=_matrices(trained),
+    )
+    return optax.chain(muon, optax.scale(-1.0))
+
+
+def _matrices(trained: Any) -> Any:
+    """Which axes of a weight are the inputs and outputs of a matrix; None where it is none."""
+    from optax.contrib import MuonDimensionNumbers
+
+    body = in_body(trained)
+    name = lambda path: jax.tree_util.keystr(path, simple=True, separator=".")
+    is_matrix = lambda x: isinstance(x, Linear | Projections)
+
+    def axes(path: Any, x: Any) -> Any:
+        if not is_matrix(x) or not isinstance(x.weight, jax.Array) or "layers" not in name(path):
+            return jax.tree.map(lambda _: None, x)
+        inputs = x.contract if isinstance(x, Linear) else 1
+        first = int(body(name(path) + ".weight")) + isinstance(x, Projections)
+        ndim = x.weight.ndim
+        numbers = MuonDimensionNumbers(
+            tuple(range(ndim - inputs, ndim)), tuple(range(first, ndim - inputs))
+        )
+        return dataclasses.replace(x, weight=numbers, bias=None)
+
+    return jax.tree.map_with_path(axes, trained, is_leaf=is_matrix)
 
 
 for _name, _function in {
@@ -62,17 +112,26 @@ for _name, _function in {
     "sgd": _sgd,
     "momentum": _momentum,
     "adagrad": _adagrad,
+    "adafactor": _adafactor,
+    "muon": _muon,
 }.items():
     OPTIMIZERS.register(_name, _function)
 
-SCHEDULES.register("constant", jnp.ones_like)
-SCHEDULES.register("linear", lambda done: 1 - done)
-SCHEDULES.register("cosine", lambda done: (1 + jnp.cos(math.pi * done)) / 2)
+
+def _wsd(done: jax.Array, config: TrainConfig) -> jax.Array:
+    """Stable, then down in a line over the last part (https://arxiv.org/abs/2404.06395)."""
+    return jnp.minimum(1, (1 - done) / config.decay_share)
+
+
+SCHEDULES.register("constant", lambda done, config: jnp.ones_like(done))
+SCHEDULES.register("linear", lambda done, config: 1 - done)
+SCHEDULES.register("cosine", lambda done, config: (1 + jnp.cos(math.pi * done)) / 2)
+SCHEDULES.register("wsd", _wsd)
 
 
 def learning_rate(config: TrainConfig, steps: int) -> Schedule:
     """The learning rate of step 0, 1, ...: linear up to `learning_rate` over `warmup` steps, then
-    the schedule to the end.
+    the schedule to the end, where `end_ratio` of it is left.
 
     The first step of a warm-up of n has 1/n of it, not 0.
     """
@@ -81,7 +140,8 @@ def learning_rate(config: TrainConfig, steps: int) -> Schedule:
     def rate(step: jax.Array) -> jax.Array:
         step = jnp.asarray(step, jnp.float32)
         done = jnp.clip((step - warm) / max(steps - warm, 1), 0, 1)
-        return config.learning_rate * jnp.minimum((step + 1) / max(warm, 1), 1) * shape(done)
+        part = config.end_ratio + (1 - config.end_ratio) * shape(done, config)
+        return config.learning_rate * jnp.minimum((step + 1) / max(warm, 1), 1) * part
 
     return rate
 

@@ -28,13 +28,18 @@ class TrainState:
     """What a step changes.
 
     step: batches consumed; trained: float32 weights, None where a weight is frozen; opt_state: the
-    optimiser's, cut like the weights; bad: steps in a row whose gradient was not finite.
+    optimiser's, cut like the weights; bad: steps in a row whose gradient was not finite; skipped:
+    all such steps; scale: of the loss while its gradient is computed; good: steps since that scale
+    changed.
     """
 
     step: jax.Array
     trained: Any
     opt_state: Any
     bad: jax.Array
+    skipped: jax.Array
+    scale: jax.Array
+    good: jax.Array
 
 
 @module
@@ -89,7 +94,10 @@ def make_trainer(
         )
     objective = objective or OBJECTIVES[config.objective](config)
     trained, weights = partition(tree, trainable(tree))
-    optimizer, masters = OPTIMIZERS[config.optimizer](config), jax.tree.map(_master, trained)
+    optimizer, masters = (
+        OPTIMIZERS[config.optimizer](config, trained),
+        jax.tree.map(_master, trained),
+    )
     kinds = jax.tree.map(lambda x: x.dtype, trained)
     if objective.compares and reference is None and not adapters(tree):
         reference = tree
@@ -105,6 +113,9 @@ def make_trainer(
         trained=masters,
         opt_state=opt_state(optimizer, masters),
         bad=_zero(masters),
+        skipped=_zero(masters),
+        scale=_number(config.loss_scale or 1.0, jnp.float32, masters),
+        good=_zero(masters),
     )
     loss = _loss(objective, runtime)
     cast = lambda masters: jax.tree.map(lambda x, kind: x.astype(kind), masters, kinds)
@@ -177,7 +188,8 @@ def _step(
         old, lr = state.trained, rate(state.step)
         key = jax.random.fold_in(jax.random.key(config.seed), state.step)
         keys = jax.random.split(key, next(iter(batch.values())).shape[0])
-        value, told, grads, total = gradient(old, frozen, batch | {"dropout_keys": keys})
+        batch = batch | {"dropout_keys": keys}
+        value, told, grads, total = gradient(old, frozen, batch, state.scale)
         norm = jnp.sqrt(sum((jnp.sum(g * g) for g in jax.tree.leaves(grads)), jnp.zeros(())))
         finite = jnp.isfinite(norm) & jnp.isfinite(value)
         if config.clip is not None:
@@ -187,17 +199,39 @@ def _step(
         pull = lambda p, decays: config.weight_decay * p if decays else 0
         new = jax.tree.map(lambda p, u, d: p - lr * (u + pull(p, d)), old, direction, decay)
         keep = lambda new, old: jnp.where(finite & (total > 0), new, old)
-        bad = jnp.where(finite, 0, state.bad + 1)
         state = TrainState(
             step=state.step + 1,
             trained=jax.tree.map(keep, new, old),
             opt_state=jax.tree.map(keep, opt_state, state.opt_state),
-            bad=bad,
+            **_guard(state, finite, config),
         )
-        metrics = {"loss": value, "tokens": total, "grad_norm": norm, "lr": lr, "bad": bad}
-        return state, metrics | told
+        metrics = {"loss": value, "tokens": total, "grad_norm": norm, "lr": lr, "bad": state.bad}
+        return state, metrics | {"skipped": state.skipped} | told
 
     return step
+
+
+GROWTH = 2000
+"""Good steps until the loss is scaled twice as much."""
+
+
+def _guard(state: TrainState, finite: jax.Array, config: TrainConfig) -> dict[str, jax.Array]:
+    """How often a gradient was not finite, and how the loss is scaled next. While the scale can
+    still fall, an overflow is no bad sign.
+    """
+    falls = jnp.zeros((), bool) if config.loss_scale is None else state.scale > 1
+    good = jnp.where(finite, state.good + 1, 0)
+    scale = state.scale
+    if config.loss_scale is not None:
+        grown = jnp.where(good >= GROWTH, 2 * scale, scale)
+        scale = jnp.where(finite, grown, jnp.maximum(scale / 2, 1))
+        good = jnp.where(good >= GROWTH, 0, good)
+    return {
+        "bad": jnp.where(finite | falls, 0, state.bad + 1),
+        "skipped": state.skipped + jnp.where(finite, 0, 1),
+        "scale": scale,
+        "good": good,
+    }
 
 
 def _master(x: jax.Array) -> jax.Array:
@@ -217,4 +251,8 @@ def _in_dtype(x: Any, dtype: Any) -> Any:
 
 
 def _zero(masters: Any) -> jax.Array:
-    return jax.device_put(jnp.zeros((), jnp.int32), everywhere(masters))
+    return _number(0, jnp.int32, masters)
+
+
+def _number(value: float, dtype: Any, masters: Any) -> jax.Array:
+    return jax.device_put(jnp.asarray(value, dtype), everywhere(masters))

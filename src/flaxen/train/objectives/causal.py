@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -40,13 +41,33 @@ class Causal(Objective):
     def loss(
         self, model: Any, reference: Any, batch: Batch, runtime: Runtime
     ) -> tuple[jax.Array, Metrics]:
-        ids = batch["ids"]
+        ids, key, config = batch["ids"], batch.get("dropout_keys"), self.config
         ctx = whole_context(
             model,
             ids.shape,
             runtime,
             position_ids=batch.get("positions"),
             segment_ids=batch.get("segments"),
-            dropout_key=batch.get("dropout_keys"),
+            dropout_key=key,
         )
-        return model.loss(ids, batch["targets"], ctx)[0], {}
+        if key is None:  # evaluation: the plain likelihood
+            return model.loss(ids, batch["targets"], ctx)[0], {}
+        noise = None
+        if config.neftune_alpha:
+            noise = neftune(
+                key, (*ids.shape, model.embed_tokens.weight.shape[1]), config.neftune_alpha
+            )
+        terms = {"label_smoothing": config.label_smoothing, "z_loss": config.z_loss}
+        return model.loss(ids, batch["targets"], ctx, noise, **terms)[0], {}
+
+
+def neftune(key: jax.Array, shape: tuple[int, int, int], alpha: float) -> jax.Array:
+    """Noise for embeddings (B, T, D): uniform, its norm about alpha / sqrt(3)
+    (https://arxiv.org/abs/2310.05914).
+    """
+    size = alpha / math.sqrt(shape[1] * shape[2])
+    return jax.random.uniform(jax.random.fold_in(key, NOISE), shape, minval=-size, maxval=size)
+
+
+NOISE = 0x4E46
+"""Keeps its numbers apart from those of dropout."""

@@ -58,7 +58,8 @@ def _steps(run: Run, stopped: Callable[[], bool], on_step: Report | None) -> tup
     run.output.mkdir(parents=True, exist_ok=True)
     log = Log(run.output / "log.jsonl", step)
     with progress_bar(run.steps, step, config.progress) as report:
-        rows = Rows(log, step, run.source.per_epoch, [report, *([on_step] if on_step else [])])
+        reports = [report, *([on_step] if on_step else [])]
+        rows = Rows(log, step, run.source.per_epoch, reports, config.patience)
         evaluate(run, log, state, step)
         rows.pause()
         ahead = None if run.objective.online else _batch(run, step)

@@ -10,15 +10,12 @@ import jax
 from flaxen.core.errors import FlaxenError
 from flaxen.train.run.log import Log, Report
 
-PATIENCE = 10
-"""Steps in a row with a gradient that is not finite before a run gives up."""
-
 
 class Rows:
     """A step's numbers are read when the next step is already under way."""
 
-    def __init__(self, log: Log, step: int, per_epoch: int, reports: list[Report]):
-        self.log, self.per_epoch, self.reports = log, per_epoch, reports
+    def __init__(self, log: Log, step: int, per_epoch: int, reports: list[Report], patience: int):
+        self.log, self.per_epoch, self.reports, self.patience = log, per_epoch, reports, patience
         self.waiting: tuple[int, Any] | None = None
         self.before = time.perf_counter()
 
@@ -38,13 +35,14 @@ class Rows:
         numbers = {key: float(value) for key, value in jax.device_get(metrics).items()}
         now = time.perf_counter()
         seconds, self.before = now - self.before, now
-        bad, tokens = int(numbers.pop("bad")), int(numbers.pop("tokens"))
+        bad, tokens, skipped = (int(numbers.pop(key)) for key in ("bad", "tokens", "skipped"))
         row = {"step": step, "epoch": step / self.per_epoch, **numbers, "tokens": tokens}
+        row |= {"skipped": skipped} if skipped else {}
         row |= {"seconds": seconds, "tokens_per_second": tokens / seconds}
         self.log.write(row)
         for report in self.reports:
             report(row)
-        if bad >= PATIENCE:
+        if bad >= self.patience:
             raise FlaxenError(
                 f"The gradient was not finite {bad} steps in a row, up to step {step}; those steps "
                 "changed no weight. Lower the learning rate, look at their data, or compute in "
