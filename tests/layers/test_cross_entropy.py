@@ -193,3 +193,32 @@ def test_a_bias_and_padding_columns():
     np.testing.assert_allclose(np.c_[dw, db][:11], truth[3], atol=1e-5)
     assert not np.asarray(dw)[11:].any()
     assert not np.asarray(db)[11:].any()
+
+
+@pytest.mark.parametrize("vocab", [None, 11])
+def test_smoothing_and_z_loss_agree_with_float64(vocab):
+    """(1 - e) * -log p + e * mean of -log p over the vocabulary, + z * (log of the sum)^2."""
+    e, z, size = 0.1, 0.01, 11
+    x, labels = draw(11, 6), LABELS
+    weight = draw(size + (2 if vocab else 0), 6, seed=1)  # rows from `vocab` on are no tokens
+
+    def loss(x, weight):
+        logits = x @ weight[:size].T
+        top = logits.max(-1, keepdims=True)
+        log_z = jnp.log(jnp.exp(logits - top).sum(-1)) + top[:, 0]
+        logp = logits - log_z[:, None]
+        kept = labels != -100
+        hot = jnp.eye(size)[np.where(kept, labels, 0)]
+        each = -((1 - e) * (logp * hot).sum(-1) + e * logp.mean(-1)) + z * log_z**2
+        return (each * kept).sum()
+
+    with jax.enable_x64(True):
+        want = [np.asarray(t) for t in jax.tree.leaves(jax.value_and_grad(loss, (0, 1))(x, weight))]
+    how = {"label_smoothing": e, "z_loss": z, "vocab": vocab, "chunk": 4}
+    run = functools.partial(linear_cross_entropy, **how)
+    (got, count), grads = jax.value_and_grad(run, (0, 1), has_aux=True)(
+        jnp.float32(x), jnp.float32(weight), labels
+    )
+    assert count == 9
+    for mine, truth in zip((got, *grads), want, strict=True):
+        np.testing.assert_allclose(mine, truth, atol=3e-6, rtol=3e-6)

@@ -14,6 +14,7 @@ import interrupted_run
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 from interrupted_run import SETTINGS
 from jax.sharding import NamedSharding, PartitionSpec
@@ -56,8 +57,9 @@ def whole(tok, data, tmp_path_factory):
 
 
 def state_of(output: Path) -> dict[str, np.ndarray]:
-    (file,) = (output / "checkpoints" / "step-00000010").glob("*.safetensors")
-    return load_file(file)
+    with ocp.StandardCheckpointer() as reader:
+        arrays = reader.restore(output / "checkpoints" / "step_00000010" / "state")
+    return {path: np.asarray(x) for path, x in arrays.items()}
 
 
 def losses(output: Path) -> list[tuple[int, float]]:
@@ -85,7 +87,7 @@ def test_a_run_exports_model_adapter_and_picture(whole):
 
 def test_old_checkpoints_are_removed(whole):
     names = sorted(path.name for path in (whole.output / "checkpoints").iterdir())
-    assert names == ["step-00000008", "step-00000010"]
+    assert names == ["step_00000008", "step_00000010"]
 
 
 def test_a_killed_run_goes_on_bit_by_bit(whole, tok, data, tmp_path):
@@ -148,6 +150,7 @@ def test_a_checkpoint_loads_onto_another_mesh(tmp_path):
     }
     checkpoints = Checkpoints(tmp_path, {})
     checkpoints.save(3, lay("fsdp", "tp"))
+    checkpoints.wait()
     for like in (
         lay("tp"),
         lay(None, ("fsdp", "tp")),
@@ -168,20 +171,57 @@ def test_a_model_has_the_same_checksum_on_any_mesh():
     assert checksum({"weight": jnp.asarray(numbers).at[3, 3].add(1e-6)}) != plain
 
 
+def saved(folder: Path, module) -> Path:
+    checkpoints = Checkpoints(folder, {})
+    target = checkpoints.save(1, module)
+    checkpoints.close()
+    return target
+
+
 def test_a_checkpoint_that_was_not_finished_is_not_seen(tmp_path):
-    checkpoints = Checkpoints(tmp_path, {})
-    checkpoints.save(1, tiny().module)
-    (tmp_path / "step-00000002.partial").mkdir()
-    assert checkpoints.steps() == [1]
+    saved(tmp_path, tiny().module)
+    (tmp_path / "step_00000002.orbax-checkpoint-tmp-7").mkdir()
+    assert Checkpoints(tmp_path, {}).steps() == [1]
 
 
-def test_a_damaged_checkpoint_is_named(tmp_path):
+def damage_array(folder: Path) -> None:
+    for file in (folder / "state").rglob("d/*"):
+        file.write_bytes(file.read_bytes()[:-8])
+
+
+def lose_about(folder: Path) -> None:
+    (folder / "about" / "metadata").unlink()
+
+
+@pytest.mark.parametrize("damage", [damage_array, lose_about])
+def test_a_damaged_checkpoint_is_named(damage, tmp_path):
     module = tiny().module
-    folder = Checkpoints(tmp_path, {}).save(1, module)
-    file = folder / "state-00000.safetensors"
-    file.write_bytes(file.read_bytes()[:-8])
-    with pytest.raises(CheckpointError, match=r"state-00000\.safetensors"):
+    damage(saved(tmp_path, module))
+    with pytest.raises(CheckpointError, match=r"step_00000001 cannot be read"):
         Checkpoints(tmp_path, {}).restore(like=module)
+
+
+def test_weights_may_change_while_a_checkpoint_is_written(tmp_path):
+    """The step after it takes the memory of what is being written."""
+    checkpoints = Checkpoints(tmp_path, {})
+    advance = jax.jit(lambda x: {"w": x["w"] + 1}, donate_argnums=0)
+    state = {"w": jnp.zeros((512, 512))}
+    for step in range(4):
+        checkpoints.save(step, state)
+        for _ in range(3):
+            state = advance(state)
+    checkpoints.close()
+    for step in (2, 3):
+        got = Checkpoints(tmp_path, {}).restore(like={"w": jnp.zeros((512, 512))}, step=step)[1]
+        np.testing.assert_array_equal(got["w"], 3.0 * step)
+
+
+def test_the_best_checkpoints_stay_beside_the_newest(tmp_path):
+    checkpoints = Checkpoints(tmp_path, {}, keep=1, keep_best=2)
+    for step, loss in enumerate([3.0, 1.0, 2.0, 5.0, np.inf]):
+        checkpoints.save(step, {"w": jnp.float32(step)}, loss=loss)
+    checkpoints.close()
+    assert Checkpoints(tmp_path, {}).steps() == [1, 2, 4]
 
 
 def test_ten_bad_gradients_in_a_row_end_a_run(tok, data, tmp_path):

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from tiny_decoder import tiny
+from trained_steps import ROWS, SETTINGS, STEPS, T, batch_of, labelled, take_steps
 
 from flaxen.core.tree import module, paths, static
 from flaxen.layers.linear import Linear
@@ -19,33 +20,6 @@ from flaxen.train.optim import decays, learning_rate
 from flaxen.train.settings import TrainConfig
 from flaxen.train.step import make_trainer, place_batch, trainable, trained_tree
 from flaxen.tune import add_lora
-
-STEPS, ROWS, T = 20, 8, 12
-SETTINGS = TrainConfig(
-    output="unused",
-    learning_rate=1e-2,
-    warmup=3,
-    weight_decay=0.1,
-    clip=0.5,
-    beta2=0.95,
-    eps=1e-4,
-)
-
-
-def labelled(step: int) -> tuple[np.ndarray, np.ndarray]:
-    """ids and unshifted labels (ROWS, T); row r has r + 1 targets, so micro-batches are uneven."""
-    ids = np.random.default_rng(step).integers(3, 90, (ROWS, T)).astype(np.int32)
-    labels = np.where(np.arange(T) <= np.arange(ROWS)[:, None] + 1, ids, -100)
-    labels[:, 0] = -100
-    return ids, labels.astype(np.int32)
-
-
-def batch_of(ids: np.ndarray, labels: np.ndarray, accumulation: int = 1) -> dict[str, np.ndarray]:
-    targets = np.pad(labels[:, 1:], [(0, 0), (0, 1)], constant_values=-100)
-    return {
-        "ids": ids.reshape(accumulation, -1, ids.shape[1]),
-        "targets": targets.reshape(accumulation, -1, ids.shape[1]),
-    }
 
 
 @functools.cache
@@ -95,15 +69,6 @@ def by_hub_layer(tree) -> dict[str, np.ndarray]:
     return out
 
 
-def take_steps(model, config, batches, steps=STEPS):
-    trainer, state = make_trainer(model.module, model.runtime, config, steps)
-    rows = []
-    for batch in batches:
-        state, metrics = trainer.step(state, trainer.frozen, place_batch(batch, model.runtime))
-        rows.append({key: float(value) for key, value in metrics.items()})
-    return state, rows
-
-
 @functools.cache
 def plain():
     """A model on one device, and its trainer, compiled once for all tests here."""
@@ -122,15 +87,31 @@ def take_plain_steps(batches):
 
 
 @pytest.mark.parametrize(
-    ("mesh", "accumulation"),
-    [(None, 1), (None, 4), ("fsdp=8", 1), ("dp=8", 1), ("tp=2,fsdp=4", 2)],
+    ("mesh", "accumulation", "how"),
+    [
+        (None, 1, {}),
+        (None, 2, {}),
+        (None, 4, {}),
+        ("fsdp=8", 1, {}),
+        ("dp=8", 1, {}),
+        ("tp=2,fsdp=4", 2, {}),
+        ("sp=2,fsdp=4", 1, {"remat": True}),
+        (None, 2, {"folded": False}),
+        (None, 1, {"remat": True}),
+    ],
 )
-def test_twenty_steps_are_adamw(mesh: str | None, accumulation: int):
-    """Uneven micro-batches weigh by their targets, on any mesh; norms do not decay."""
+def test_twenty_steps_are_adamw(mesh: str | None, accumulation: int, how: dict):
+    """Uneven micro-batches weigh by their targets, on any mesh, whether layers are folded and
+    computed again or not; norms do not decay.
+    """
     want, losses, norms = reference()
-    model = tiny(mesh=mesh)
+    model = tiny(mesh=mesh, folded=how.get("folded", True))
+    if how.get("remat"):
+        again = dataclasses.replace(model.runtime, checkpointing=Checkpointing("block"))
+        model = model.replace(runtime=again)
     batches = [batch_of(*labelled(t), accumulation) for t in range(1, STEPS + 1)]
-    state, rows = take_steps(model, SETTINGS, batches) if mesh else take_plain_steps(batches)
+    plainly = mesh is None and not how
+    state, rows = take_plain_steps(batches) if plainly else take_steps(model, SETTINGS, batches)
     np.testing.assert_allclose([row["loss"] for row in rows], losses, rtol=1e-5)
     np.testing.assert_allclose([row["grad_norm"] for row in rows], norms, rtol=1e-4)
     got = by_hub_layer(trained_tree(state, model.module))
@@ -173,7 +154,7 @@ class Constant:
     def context(self, positions, scene, runtime, at=None, dropout_key=None):
         return None
 
-    def loss(self, ids, targets, ctx):
+    def loss(self, ids, targets, ctx, extra=None, **terms):
         slope = ids.astype(jnp.float32).mean()
         return (self.proj.weight.astype(jnp.float32) * slope).sum(), jnp.array(1)
 
@@ -270,18 +251,32 @@ def test_a_step_compiles_once():
         ("constant", [0.5, 1, 1, 1, 1, 1]),
         ("linear", [0.5, 1, 1, 0.75, 0.5, 0.25]),
         ("cosine", [0.5, 1, 1, 0.8535534, 0.5, 0.1464466]),
+        ("wsd", [0.5, 1, 1, 1, 1, 0.5]),
     ],
 )
 def test_schedules(schedule: str, want: list[float]):
-    config = dataclasses.replace(SETTINGS, schedule=schedule, warmup=2, learning_rate=1.0)
+    config = dataclasses.replace(
+        SETTINGS, schedule=schedule, warmup=2, learning_rate=1.0, decay_share=0.5
+    )
     rate = learning_rate(config, 6)
     np.testing.assert_allclose([float(rate(jnp.int32(i))) for i in range(6)], want, rtol=1e-6)
 
 
-def test_remat_computes_the_same():
-    batches = [batch_of(*labelled(1))]
-    _, (row,) = take_steps(
-        tiny().replace(runtime=Runtime(checkpointing=Checkpointing("block"))), SETTINGS, batches
+def test_a_schedule_can_end_above_zero():
+    config = dataclasses.replace(
+        SETTINGS, schedule="linear", warmup=0, learning_rate=2.0, end_ratio=0.25
     )
-    _, (want,) = take_plain_steps(batches)
-    np.testing.assert_allclose(row["grad_norm"], want["grad_norm"], rtol=1e-6)
+    np.testing.assert_allclose(float(learning_rate(config, 4)(jnp.int32(4))), 0.5)
+
+
+def test_a_scaled_loss_changes_no_gradient_and_the_scale_halves_on_overflow():
+    """Slopes 1, then infinite, then 1: two steps of 6e-4, the scale 64, 32, 32."""
+    model = Bare(constant(1.0, jnp.float32))
+    config = dataclasses.replace(PLAIN, loss_scale=64.0)
+    batches = [one_target(x) for x in (1.0, np.inf, 1.0)]
+    state, rows = take_steps(model, config, batches)
+    assert [row["grad_norm"] for row in rows if np.isfinite(row["grad_norm"])] == [1.0, 1.0]
+    assert [row["skipped"] for row in rows] == [0, 1, 1]
+    assert [row["bad"] for row in rows] == [0, 0, 0]  # the scale could still fall
+    assert float(state.scale) == 32.0
+    np.testing.assert_allclose(jax.tree.leaves(state.trained)[0], 1 - 2 * 6e-4, rtol=1e-6)

@@ -1,18 +1,13 @@
-"""Checkpoints of a run: safetensors and JSON, complete or not there at all.
+"""Checkpoints of a run, written by orbax in the background: complete or not there at all.
 
-A checkpoint is a folder `step-00000010` with `run.json` and, for each process,
-`state-<process>.safetensors`, in which a tensor
-`path|0:4,8:16` is that box of the array at `path`. So a state is saved from the shards that a
-process has, and read back onto any mesh.
+A checkpoint is a folder `step_00000010` with `state`, every array by path, and `about`: settings,
+step, place in the data, seed and runtime. It is read back onto any mesh.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import os
-import re
-import shutil
+import math
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,53 +15,80 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from flaxen.core.errors import CheckpointError
 from flaxen.core.tree import paths
-from flaxen.train.files import Boxes, read_boxes, write_tensors
 
-RUN = "run.json"
-FORMAT = 1
-_STEP = re.compile(r"step-(\d{8,})")
+FORMAT = 2
+METRIC = "eval_loss"
 
 
-@dataclasses.dataclass(frozen=True)
 class Checkpoints:
-    """The checkpoints in a folder. `settings` is what a run that goes on must have in common with
-    the one that wrote them.
+    """The checkpoints in a folder.
+
+    settings: what a run that goes on must have in common with the one that wrote them. keep: how
+    many of the newest stay (0: all); keep_best: how many of those with the least loss on held-out
+    data stay besides.
     """
 
-    folder: Path
-    settings: Mapping[str, Any]
-    keep: int = 2
+    def __init__(
+        self, folder: Path, settings: Mapping[str, Any], keep: int = 2, keep_best: int = 0
+    ):
+        self.folder, self.settings = folder.absolute(), dict(settings)
+        self.keep, self.keep_best = keep, keep_best
+        self._opened: Any = None
 
     def steps(self) -> list[int]:
         """Steps of all complete checkpoints, in order."""
-        names = [_STEP.fullmatch(path.parent.name) for path in self.folder.glob(f"*/{RUN}")]
-        return sorted(int(name[1]) for name in names if name)
+        if self._opened is not None:
+            return sorted(self._opened.all_steps())
+        if not any(self.folder.glob("step_*")):
+            return []
+        return sorted(found.step for found in _names().find_all(self.folder))
 
     def path(self, step: int) -> Path:
-        return self.folder / f"step-{step:08}"
+        return self.folder / f"step_{step:08}"
 
-    def save(self, step: int, state: Any) -> Path:
-        """Write a checkpoint beside its place, move it there, then remove the oldest ones."""
-        target, aside = self.path(step), self.folder / f"step-{step:08}.partial"
-        if jax.process_index() == 0:
-            shutil.rmtree(aside, ignore_errors=True)
-            aside.mkdir(parents=True)
-        _together(f"flaxen-begin-{step}")
-        write_tensors(aside / f"state-{jax.process_index():05}.safetensors", _boxes(state))
-        _together(f"flaxen-end-{step}")
-        if jax.process_index() == 0:
-            about = {"format": FORMAT, "step": step, "processes": jax.process_count()}
-            _write_json(aside / RUN, {**about, "settings": dict(self.settings)})
-            shutil.rmtree(target, ignore_errors=True)
-            aside.rename(target)
-            _sync(self.folder)
-            for old in self.steps()[: -self.keep] if self.keep else []:
-                shutil.rmtree(self.path(old))
-        return target
+    def save(
+        self, step: int, state: Any, about: Mapping[str, Any] | None = None, loss: float = math.inf
+    ) -> Path:
+        """Begin to write a checkpoint, and return as soon as its arrays may change again; then
+        remove those that need not stay. loss: on held-out data, if it is known.
+
+        Raises:
+            CheckpointError: this one, or the one before, cannot be written.
+        """
+        import orbax.checkpoint as ocp
+
+        known = {"format": FORMAT, "step": step, "settings": self.settings, **(about or {})}
+        args = ocp.args.Composite(
+            state=ocp.args.StandardSave(paths(state)), about=ocp.args.JsonSave(known)
+        )
+        try:
+            self._manager().save(step, args=args, metrics={METRIC: loss}, force=True)
+        except (OSError, ValueError) as error:
+            raise _unwritten(self.path(step), error) from error
+        return self.path(step)
+
+    def wait(self) -> None:
+        """Until all that was begun is on the disk.
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
+        if self._opened is None:
+            return
+        try:
+            self._opened.wait_until_finished()
+        except (OSError, ValueError) as error:
+            raise _unwritten(self.folder, error) from error
+
+    def close(self) -> None:
+        """`wait`, and give up what writes in the background."""
+        self.wait()
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
 
     def restore(self, like: Any, step: int | None = None) -> tuple[int, Any]:
         """(step, state) of the last checkpoint or the given one, each array laid out as in `like`.
@@ -75,32 +97,98 @@ class Checkpoints:
             CheckpointError: the checkpoint is damaged, or was written with other settings; all
                 differences are listed.
         """
-        step = self.steps()[-1] if step is None else step
-        folder = self.path(step)
-        about = _read_json(folder / RUN)
-        if about.get("format") != FORMAT:
-            raise CheckpointError(f"{folder} has format {about.get('format')}, expected {FORMAT}.")
-        self._compare(folder, about["settings"])
-        files = [folder / f"state-{i:05}.safetensors" for i in range(about["processes"])]
-        boxes, leaves = read_boxes(files), paths(like)
-        if set(boxes) != set(leaves):
-            odd = sorted(set(boxes) ^ set(leaves))
-            raise CheckpointError(f"{folder} and this run differ in the arrays {odd[:5]}.")
-        arrays = [_restored(path, leaf, boxes[path]) for path, leaf in leaves.items()]
-        return step, jax.tree.unflatten(jax.tree.structure(like), arrays)
+        import orbax.checkpoint as ocp
 
-    def _compare(self, folder: Path, found: Mapping[str, Any]) -> None:
-        wanted = json.loads(json.dumps(dict(self.settings)))
-        different = [
-            f"  {key}: found {found.get(key)!r}, expected {wanted.get(key)!r}"
-            for key in sorted({*found, *wanted})
-            if found.get(key) != wanted.get(key)
-        ]
-        if different:
+        self.wait()
+        step = self.steps()[-1] if step is None else step
+        target, wanted = self.path(step), paths(like)
+        with _damaged(target), ocp.Checkpointer(ocp.JsonCheckpointHandler()) as reader:
+            about = reader.restore(target / "about")
+        if not isinstance(about, dict) or about.get("format") != FORMAT:
+            raise CheckpointError(f"{target} is of another format; expected {FORMAT}.")
+        _compare(target, about["settings"], self.settings)
+        abstract = {
+            path: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+            for path, x in wanted.items()
+        }
+        with _damaged(target), ocp.StandardCheckpointer() as reader:
+            stored = reader.metadata(target / "state").item_metadata.tree
+            _same_arrays(target, stored, abstract)
+            arrays = reader.restore(target / "state", abstract)
+        leaves = [arrays[path] for path in wanted]
+        return step, jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+    def _manager(self) -> Any:
+        """What writes, and removes; made when it is first needed, as is the folder."""
+        if self._opened is None:
+            import orbax.checkpoint as ocp
+            from orbax.checkpoint.checkpoint_managers import preservation_policy as policy
+
+            best = policy.BestN(get_metric_fn=lambda m: m[METRIC], reverse=True, n=self.keep_best)
+            stay = [policy.LatestN(self.keep), *([best] if self.keep_best else [])]
+            options = ocp.CheckpointManagerOptions(
+                step_name_format=_names(),
+                preservation_policy=(
+                    policy.AnyPreservationPolicy(stay) if self.keep else policy.PreserveAll()
+                ),
+            )
+            self._opened = ocp.CheckpointManager(self.folder, options=options)
+        return self._opened
+
+
+def _names() -> Any:
+    import orbax.checkpoint as ocp
+
+    return ocp.step.standard_name_format(step_prefix="step", step_format_fixed_length=8)
+
+
+class _damaged:
+    """Whatever a file that is damaged makes its readers say, as one error."""
+
+    def __init__(self, target: Path):
+        self.target = target
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if isinstance(error, CheckpointError) or not isinstance(error, Exception):
+            return
+        said = " ".join(str(error).split())[:300]
+        raise CheckpointError(
+            f"{self.target} cannot be read: {said}. Remove it to go on from the one before."
+        ) from error
+
+
+def _unwritten(target: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(f"{target} cannot be written: {' '.join(str(error).split())[:300]}.")
+
+
+def _compare(target: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    wanted = json.loads(json.dumps(dict(wanted)))
+    different = [
+        f"  {key}: found {found.get(key)!r}, expected {wanted.get(key)!r}"
+        for key in sorted({*found, *wanted})
+        if found.get(key) != wanted.get(key)
+    ]
+    if different:
+        raise CheckpointError(
+            f"{target} was written by a run that differs from this one:\n"
+            + "\n".join(different)
+            + "\nResume with the same settings, or train into another folder."
+        )
+
+
+def _same_arrays(target: Path, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    if set(stored) != set(wanted):
+        odd = sorted(set(stored) ^ set(wanted))
+        raise CheckpointError(f"{target} and this run differ in the arrays {odd[:5]}.")
+    for path, x in wanted.items():
+        have = stored[path]
+        if tuple(have.shape) != tuple(x.shape) or jnp.dtype(have.dtype) != x.dtype:
             raise CheckpointError(
-                f"{folder} was written by a run that differs from this one:\n"
-                + "\n".join(different)
-                + "\nResume with the same settings, or train into another folder."
+                f"{path} is {have.dtype}{tuple(have.shape)} in {target}, expected "
+                f"{x.dtype}{tuple(x.shape)}."
             )
 
 
@@ -118,57 +206,3 @@ def _bits(x: jax.Array) -> jax.Array:
     kinds = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}
     words = jax.lax.bitcast_convert_type(x, kinds[x.dtype.itemsize])
     return jnp.sum(words.astype(jnp.uint32), dtype=jnp.uint32)
-
-
-def _boxes(state: Any) -> dict[str, np.ndarray]:
-    """What this process has to write: each box of each array once among all processes."""
-    return {
-        f"{path}|{_box_name(shard.index, leaf.shape)}": np.asarray(shard.data)
-        for path, leaf in paths(state).items()
-        for shard in leaf.addressable_shards
-        if shard.replica_id == 0
-    }
-
-
-def _box_name(index: tuple[slice, ...], shape: tuple[int, ...]) -> str:
-    bounds = [s.indices(n)[:2] for s, n in zip(index, shape, strict=True)]
-    return ",".join(f"{start}:{stop}" for start, stop in bounds)
-
-
-def _restored(path: str, like: jax.Array, boxes: Boxes) -> jax.Array:
-    if boxes.shape != like.shape or boxes.dtype != like.dtype:
-        raise CheckpointError(
-            f"{path} is {boxes.dtype}{boxes.shape} in the checkpoint, "
-            f"expected {like.dtype}{like.shape}."
-        )
-    return jax.make_array_from_callback(like.shape, like.sharding, boxes.read)
-
-
-def _together(what: str) -> None:
-    if jax.process_count() > 1:
-        from jax.experimental import multihost_utils
-
-        multihost_utils.sync_global_devices(what)
-
-
-def _write_json(path: Path, value: Any) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        json.dump(value, file, indent=2)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}.") from error
-
-
-def _sync(folder: Path) -> None:
-    """Make a rename in this folder last through a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -7,6 +7,8 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
+from flaxen.core.tree import paths
+
 
 def opt_state(optimizer: Any, masters: Any) -> Any:
     """The optimiser's first state, each moment where its weight is."""
@@ -16,22 +18,23 @@ def opt_state(optimizer: Any, masters: Any) -> Any:
 
 def opt_shapes(optimizer: Any, masters: Any) -> Any:
     """The shapes and shardings of that state, for weights or their shapes and shardings."""
-    import optax
+    shapes, weights = jax.eval_shape(optimizer.init, masters), paths(masters)
 
-    shapes = jax.eval_shape(optimizer.init, masters)
-    where = optax.tree_utils.tree_map_params(
-        optimizer,
+    def described(path: Any, x: Any) -> jax.ShapeDtypeStruct:
+        weight = _of_path(jax.tree_util.keystr(path, simple=True, separator="."), weights)
         # What is less than a weight, as Adafactor's rows and columns, is small.
-        lambda x, weight: weight.sharding if x.shape == weight.shape else everywhere(masters),
-        shapes,
-        masters,
-        transform_non_params=lambda _: everywhere(masters),
-    )
-    return jax.tree.map(
-        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-        shapes,
-        where,
-    )
+        own = weight is not None and weight.shape == x.shape
+        where = weight.sharding if own else everywhere(masters)
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
+
+    return jax.tree.map_with_path(described, shapes)
+
+
+def _of_path(path: str, weights: dict[str, Any]) -> Any:
+    """The weight whose own path ends the path of a moment; None of counters and the like."""
+    while path not in weights and path:
+        path = path.partition(".")[2]
+    return weights.get(path)
 
 
 def everywhere(masters: Any) -> Sharding:

@@ -63,7 +63,19 @@ def _adafactor(config: TrainConfig, trained: Any) -> Any:
     """https://arxiv.org/abs/1804.04235, with the run's learning rate and no momentum."""
     import optax
 
-    return optax.chain(optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0))
+    return optax.chain(optax.scale_by_factored_rms(), optax.stateless(_short(in_body(trained))))
+
+
+def _short(folded: Callable[[str], bool]) -> Callable[[Any, Any], Any]:
+    """Directions whose root mean square is above one, made that long; of folded layers, of each."""
+
+    def shorten(path: Any, x: jax.Array) -> jax.Array:
+        stacked = folded(jax.tree_util.keystr(path, simple=True, separator="."))
+        axes = tuple(range(int(stacked), x.ndim))
+        rms = jnp.sqrt(jnp.mean(x * x, axis=axes, keepdims=True))
+        return x / jnp.maximum(1.0, rms)
+
+    return lambda directions, _: jax.tree.map_with_path(shorten, directions)
 
 
 def _muon(config: TrainConfig, trained: Any) -> Any:

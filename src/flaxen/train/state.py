@@ -89,9 +89,11 @@ class State:
         return dataclasses.replace(self, params=params, opt_state=moments, runtime=runtime)
 
     def save_state(self, folder: str | Path) -> Path:
-        """Write weights, optimiser, step, config and runtime: safetensors and JSON."""
+        """Write weights, optimiser, step, config and runtime."""
         runtime = self.runtime.to_json()
-        target = Checkpoints(Path(folder), {}).save(int(self.step), self)
+        checkpoints = Checkpoints(Path(folder), {})
+        target = checkpoints.save(int(self.step), self)
+        checkpoints.close()
         (Path(folder) / CONFIG).write_text(self.config_json, encoding="utf-8")
         (Path(folder) / FILE).write_text(runtime, encoding="utf-8")
         return target

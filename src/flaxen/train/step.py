@@ -219,10 +219,10 @@ def _guard(state: TrainState, finite: jax.Array, config: TrainConfig) -> dict[st
     """How often a gradient was not finite, and how the loss is scaled next. While the scale can
     still fall, an overflow is no bad sign.
     """
-    falls = jnp.zeros((), bool) if config.loss_scale is None else state.scale > 1
-    good = jnp.where(finite, state.good + 1, 0)
-    scale = state.scale
+    scale, good, falls = state.scale, state.good, jnp.zeros((), bool)
     if config.loss_scale is not None:
+        falls = scale > 1
+        good = jnp.where(finite, good + 1, 0)
         grown = jnp.where(good >= GROWTH, 2 * scale, scale)
         scale = jnp.where(finite, grown, jnp.maximum(scale / 2, 1))
         good = jnp.where(good >= GROWTH, 0, good)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import math
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 
 from flaxen.train.run.evaluate import evaluate
@@ -75,14 +78,27 @@ def _steps(run: Run, stopped: Callable[[], bool], on_step: Report | None) -> tup
                 if due(config.eval_every):
                     evaluate(run, log, state, step)
                 if due(config.save_every):
-                    run.checkpoints.save(step, state)
+                    _save(run, log, state, step)
                 rows.pause()
         rows.settle()
     if step == run.steps:
         evaluate(run, log, state, step)
     if step > run.step and step not in run.checkpoints.steps():
-        run.checkpoints.save(step, state)
+        _save(run, log, state, step)
+    run.checkpoints.close()
     return step, state
+
+
+def _save(run: Run, log: Log, state: TrainState, step: int) -> None:
+    """Begin a checkpoint, with all that a run needs to go on elsewhere."""
+    losses = [row["eval_loss"] for row in log.rows() if "eval_loss" in row and row["step"] == step]
+    about = {
+        "data": {"step": step, "epoch": step / run.source.per_epoch},
+        "seed": run.config.seed,
+        "runtime": json.loads(run.runtime.to_json()),
+        "processes": jax.process_count(),
+    }
+    run.checkpoints.save(step, state, about, losses[-1] if losses else math.inf)
 
 
 def _batch(run: Run, step: int) -> tuple[Any, dict[str, Any]]:

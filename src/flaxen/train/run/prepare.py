@@ -66,7 +66,7 @@ def prepare(
     if reference is not None:
         about["reference"] = checksum(reference.module)
     folder = Path(config.output) / "checkpoints"
-    checkpoints = Checkpoints(folder, config.must_match() | about, config.keep)
+    checkpoints = Checkpoints(folder, config.must_match() | about, config.keep, config.keep_best)
     if checkpoints.steps() and not config.resume:
         raise CheckpointError(
             f"{config.output} holds a run that is at step {checkpoints.steps()[-1]}. "
