@@ -111,8 +111,8 @@ def find(model_type: str) -> Family:
     """
     if model_type not in FILES:
         raise ConfigError(
-            f"No family for model_type {model_type!r}.{did_you_mean(model_type, FILES)} "
-            "docs/adding-a-family.md shows how to add one."
+            f"No family for model_type {model_type!r}.{did_you_mean(model_type, FILES, 8)} "
+            "`flaxen families` lists what there is; docs/adding-a-family.md shows how to add one."
         )
     file = importlib.import_module(f"flaxen.families.{FILES[model_type]}")
     return file.FAMILIES[model_type]

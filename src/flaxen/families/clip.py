@@ -68,8 +68,7 @@ def clip(c: Any) -> TwoTowers:
     only_towers(c, "CLIPModel")
     c.get("logit_scale_init_value")  # of fresh weights
     texts, pictures = c.inner("text_config"), c.inner("vision_config")
-    for tower in (texts, pictures):
-        tower.get("projection_dim")  # of towers that stand alone
+    texts.get("projection_dim")  # of a tower that stands alone
     end = texts.eos_token_id
     return TwoTowers(
         text=text(texts, Mask()),

@@ -41,6 +41,9 @@ class Skeleton:
     answers: ClassVar[bool] = False
     """Whether it answers a sequence with a text of its own, token by token."""
 
+    own_vectors: ClassVar[bool] = False
+    """Whether it has a vector of its own for a text (`text_vectors`), not only states of tokens."""
+
     def kind(self) -> str:
         """What errors call it, with its article."""
         raise NotImplementedError
@@ -78,6 +81,14 @@ class Skeleton:
         padding.
         """
         raise NotImplementedError
+
+    def text_vectors(self, ids: jax.Array, mask: jax.Array, runtime: Runtime) -> jax.Array:
+        """Token ids (B, T) and their mask -> vectors (B, F), where it has `own_vectors`."""
+        raise NotImplementedError
+
+    def row_length(self) -> int | None:
+        """How many slots a row has to have, if not any number will do."""
+        return None
 
     def untied(self) -> Any:
         """The same with a head of its own in place of a tied one, as a description; None if only

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +44,8 @@ class TwoTowers(Skeleton):
     logit_bias: Any = None
     loss: static[Loss]
 
+    own_vectors: ClassVar[bool] = True
+
     @property
     def embed_tokens(self) -> Embedding:
         return self.text.embed_tokens
@@ -60,6 +62,16 @@ class TwoTowers(Skeleton):
 
     def features(self, ids: jax.Array, mask: jax.Array, runtime: Runtime) -> jax.Array:
         return self.text.features(ids, mask, runtime)
+
+    def text_vectors(self, ids: jax.Array, mask: jax.Array, runtime: Runtime) -> jax.Array:
+        seen = None if self.text_pool.whole_rows else mask
+        return self.read(ids, seen, None, runtime, None, False)[1]
+
+    def row_length(self) -> int | None:
+        return self.longest() if self.text_pool.whole_rows else None
+
+    def longest(self) -> int | None:
+        return self.text.longest()
 
     def call(
         self,
