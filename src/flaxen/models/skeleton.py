@@ -41,9 +41,6 @@ class Skeleton:
     answers: ClassVar[bool] = False
     """Whether it answers a sequence with a text of its own, token by token."""
 
-    own_vectors: ClassVar[bool] = False
-    """Whether it has a vector of its own for a text (`text_vectors`), not only states of tokens."""
-
     def kind(self) -> str:
         """What errors call it, with its article."""
         raise NotImplementedError
@@ -81,6 +78,11 @@ class Skeleton:
         padding.
         """
         raise NotImplementedError
+
+    @property
+    def own_vectors(self) -> bool:
+        """Whether it has vectors of its own for texts (`text_vectors`), not states alone."""
+        return False
 
     def text_vectors(self, ids: jax.Array, mask: jax.Array, runtime: Runtime) -> jax.Array:
         """Token ids (B, T) and their mask -> vectors (B, F), where it has `own_vectors`."""
