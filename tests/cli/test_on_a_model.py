@@ -7,6 +7,7 @@ import json
 import golden
 import numpy as np
 import pytest
+from PIL import Image
 from words import word_tokenizer
 
 from flaxen.cli import main
@@ -241,3 +242,33 @@ def test_short_names_of_dtypes_reach_a_gguf_file(tmp_path, dtype, stored):
     there = tmp_path / "there.gguf"
     assert main(["convert", str(here), str(there), "--dtype", dtype]) == 0
     assert open_checkpoint(there)["model.embed_tokens.weight"].dtype == stored
+
+
+def test_an_encoder_decoder_answers_without_a_template(tmp_path, capsys):
+    path = str(golden.write_folder(golden.case("t5"), tmp_path))
+    word_tokenizer(41).save_pretrained(path)
+    texts = []
+    for more in ([], ["--raw"]):
+        assert main(["generate", path, "a b c", "--max-tokens", "3", "--json", *more]) == 0
+        texts.append(json.loads(capsys.readouterr().out))
+    assert texts[0] == texts[1] and len(texts[0]["tokens"]) == 4
+    Image.new("RGB", (8, 8)).save(tmp_path / "x.png")
+    assert main(["generate", path, "a", "--raw", "--image", str(tmp_path / "x.png")]) == 2
+    assert "takes no pictures" in capsys.readouterr().err
+
+
+def test_a_model_that_gives_no_text_says_what_it_is(tmp_path, capsys):
+    path = str(golden.write_folder(golden.case("bert"), tmp_path))
+    word_tokenizer(41).save_pretrained(path)
+    assert main(["generate", path, "a b c"]) == 2
+    assert "cannot generate" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("file", "program"), [("model.bin", "CTranslate2"), ("tf_model.h5", "TensorFlow")]
+)
+def test_files_of_other_programs_are_named(file, program, tmp_path, capsys):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / file).write_bytes(b"\6\0\0\0\x0c\0WhisperSpec\0")
+    assert main(["show", str(tmp_path)]) == 2
+    assert f"{file} is a file of {program}" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 
 import encoder_cases
@@ -13,8 +14,10 @@ from words import word_tokenizer
 import flaxen
 from flaxen import CheckpointError, ConfigError, InputError
 from flaxen.cli import main
+from flaxen.cli.output import print_json
 from flaxen.embed import recipe_of
-from flaxen.embed.run import _vectors
+from flaxen.embed.recipe import Recipe
+from flaxen.embed.run import NO_LIMIT, _limit, _vectors
 
 CASE = encoder_cases.case("bert/bare")
 TEXTS = ["a b c", "d", "a b c d a b c d w9 w10", "", "assistant user a", "w12 d w20"]
@@ -191,3 +194,32 @@ def test_the_command(tmp_path, capsys):
     np.testing.assert_allclose(np.load(out), vectors[[0, 2]], atol=2e-6)
     assert main(["embed", str(path), "a", "--output", str(tmp_path / "x.txt")]) == 2
     assert ".npy" in capsys.readouterr().err
+
+
+def test_texts_from_standard_input(tmp_path, capsys, monkeypatch):
+    path = folder(tmp_path / "m", flags("mean_tokens"))
+    monkeypatch.setattr("sys.stdin", io.StringIO("a b c\n\nd\n"))
+    assert main(["embed", str(path), "-", "--json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["texts"] == ["a b c", "d"] and "left out: 1" in said.err
+    assert main(["embed", str(path), "a b c"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1, "a vector is one line"
+    with pytest.raises(SystemExit):
+        main(["embed", str(path), "a", "--jsn"])
+
+
+def test_numbers_of_a_list_stand_in_one_line_of_json(capsys):
+    print_json({"a": [1, 2.5, -3e-9], "b": ["[\n1,\n2]"]})
+    text = capsys.readouterr().out
+    assert "[1, 2.5, -3e-09]" in text
+    assert json.loads(text) == {"a": [1, 2.5, -3e-9], "b": ["[\n1,\n2]"]}
+
+
+def test_rows_are_of_any_length_where_nothing_sets_a_limit():
+    model = flaxen.pretrained.from_config(CASE.config)
+    tok = word_tokenizer(41)
+    tok.model_max_length = int(1e30)
+    module = type("Free", (), {"longest": lambda self: None})()
+    free = type("Model", (), {"config": None, "module": module})()
+    assert _limit(free, tok, Recipe()) == NO_LIMIT
+    assert _limit(model, tok, Recipe()) == model.module.longest()

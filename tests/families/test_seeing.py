@@ -224,3 +224,13 @@ def test_the_words_are_those_of_the_text_config(tmp_path):
     assert wider.config.text_config.vocab_size == 140
     wider.save(tmp_path / "wider")
     assert flaxen.load(tmp_path / "wider").module.embed_tokens.vocab_size == 140
+
+
+def test_a_width_that_only_a_tower_alone_has_is_allowed(tmp_path):
+    """The config of LLaVA 1.5 says projection_dim=768, which nothing in it is made of."""
+    case = golden.case("llava")
+    golden.write_folder(case, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["vision_config"]["projection_dim"] = 768
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert flaxen.load(tmp_path, abstract=True).loading.missing == []

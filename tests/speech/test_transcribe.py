@@ -143,6 +143,11 @@ def test_the_command(model, tmp_path, capsys):
     assert main([*asked, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["language"] == "en" and told["seconds"] == 0.4
+    assert main([*asked[:3], file, *asked[3:], "--json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(x["file"], x["text"]) for x in lines] == [(file, told["text"])] * 2
+    assert main([*asked[:3], file, *asked[3:]]) == 0
+    assert capsys.readouterr().out.count(f"{file}:\n") == 2
     assert main([*asked[:2], str(tmp_path / "none.wav")]) == 2
     assert "cannot be read" in capsys.readouterr().err
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "generate": "Answer one prompt, or continue a text.",
     "chat": "Talk with a model, turn by turn.",
-    "transcribe": "Write down what is said in a WAV file.",
+    "transcribe": "Write down what is said in WAV files.",
     "embed": "One vector for each text, and how alike they are.",
     "train": "Fine-tune a model, in full or with low-rank adapters.",
     "convert": "Write a checkpoint as a Hugging Face folder.",

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from flaxen.cli.options import Count, Json, Loading, Source, about
-from flaxen.cli.output import print_json, print_out, remark
+from flaxen.cli.options import Count, Json, Loading, Source, about, no_options
+from flaxen.cli.output import print_json, print_out, remark, write_now
 from flaxen.core.errors import InputError
 
 SHOWN = 12
@@ -19,7 +19,13 @@ SHOWN = 12
 def embed(
     model: Source,
     texts: Annotated[
-        tuple[str, ...], about("The texts, or - to read one a line from standard input.")
+        tuple[str, ...],
+        about(
+            "The texts, or - to read one a line from standard input.",
+            allow_leading_hyphen=True,
+            show_default=False,
+            validator=no_options,
+        ),
     ] = (),
     *,
     input: Annotated[Path | None, about("A file with one text a line.")] = None,
@@ -49,7 +55,7 @@ def embed(
     elif len(given) > 1:
         _print_cosines(given, vectors)
     elif output is None:
-        print_out(" ".join(f"{x:.6g}" for x in vectors[0]))
+        write_now(" ".join(f"{x:.6g}" for x in vectors[0]) + "\n")
 
 
 def _given(texts: tuple[str, ...], file: Path | None) -> list[str]:
@@ -61,14 +67,18 @@ def _given(texts: tuple[str, ...], file: Path | None) -> list[str]:
     if file is not None:
         try:
             found += file.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"{file} cannot be read as text: {error}.") from error
+        except OSError as error:
+            raise InputError(f"{file} cannot be read: {error.strerror}.") from error
+        except UnicodeDecodeError as error:
+            raise InputError(f"{file} is not text in UTF-8: {error}.") from error
     if found == ["-"] or not found:
         found = sys.stdin.read().splitlines()
-    found = [text for text in found if text.strip()]
-    if not found:
+    kept = [text for text in found if text.strip()]
+    if not kept:
         raise InputError("There are no texts; give them as arguments, or one a line with --input.")
-    return found
+    if len(kept) < len(found):
+        remark(f"Empty lines have no vector and are left out: {len(found) - len(kept)}.")
+    return kept
 
 
 def cosines(vectors: np.ndarray) -> np.ndarray:

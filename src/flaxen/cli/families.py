@@ -28,8 +28,10 @@ def families(
         print_json(rows) if json else print_out(_table(rows))
         return
     if action != "new" or name is None:
+        found = f"{action!r} is not known" if action != "new" else "`new` lacks a name"
         raise InputError(
-            "Write `flaxen families` for a list, or `flaxen families new NAME --like qwen3`."
+            f"{found}; write `flaxen families` for a list, or `flaxen families new NAME --like "
+            "qwen3`."
         )
     from flaxen.show.family_source import starting_file
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from flaxen.cli.answer import answer
-from flaxen.cli.options import Count, Json, Loading, Sampling, Source, about
+from flaxen.cli.options import Count, Json, Loading, Sampling, Source, about, no_option
 from flaxen.cli.output import print_json, remark, write_now
 from flaxen.core.errors import InputError
 
@@ -18,12 +17,6 @@ if TYPE_CHECKING:
     from flaxen.model import Model
 
 
-def _no_option(_: Any, prompt: str) -> None:
-    """A prompt may begin with a hyphen, so a mistyped option must not become one."""
-    if re.fullmatch(r"--?[a-zA-Z][\w-]*(=.*)?", prompt):
-        raise ValueError(f"Unknown option {prompt}; see flaxen generate --help.")
-
-
 def generate(
     model: Source,
     prompt: Annotated[
@@ -31,7 +24,7 @@ def generate(
         about(
             "The prompt, or - to read it from standard input.",
             allow_leading_hyphen=True,
-            validator=_no_option,
+            validator=no_option,
         ),
     ] = "-",
     *,
@@ -58,11 +51,15 @@ def generate(
 
     pictures = opened(image) if image else []
     tok = loading.tokenizer(model)
+    if tok.chat_template is None and not raw:
+        raw = reads_plain_texts(loading.look(model, download=True).module)
     ids, given = prompt_ids(tok, text, system_prompt, raw, pictured=bool(pictures)), {}
     loaded = loading.load(model)
     from flaxen.models.seq2seq import Seq2Seq
 
     if isinstance(loaded.module, Seq2Seq):
+        if pictures:
+            raise no_pictures(loaded)
         whole_answer(loaded, tok, ids, max_tokens, sampling.given(), stop, json)
         return
     if pictures:
@@ -93,6 +90,26 @@ def opened(files: Sequence[str]) -> list[Any]:
     return [open_picture(file) for file in files]
 
 
+def reads_plain_texts(module: Any) -> bool:
+    """Whether a model without a chat template answers texts as they are, as an encoder-decoder
+    does.
+
+    Raises:
+        InputError: a model that gives no text.
+    """
+    from flaxen.models.seq2seq import Seq2Seq
+    from flaxen.models.skeleton import only_generating
+
+    if isinstance(module, Seq2Seq):
+        return True
+    only_generating(module, "generate")
+    return False
+
+
+def no_pictures(loaded: Model) -> InputError:
+    return InputError(f"This model is {loaded.module.kind()}: it takes no pictures (--image).")
+
+
 def with_pictures(
     loaded: Model,
     tok: PreTrainedTokenizerFast,
@@ -107,7 +124,7 @@ def with_pictures(
     from flaxen.image import image_processor, pictured_prompt
 
     if not loaded.module.pictured():
-        raise InputError(f"This model is {loaded.module.kind()}: it takes no pictures (--image).")
+        raise no_pictures(loaded)
     processor = image_processor(source, revision=revision)
     return pictured_prompt(loaded, tok, processor, pictures, text, system=system, raw=raw)
 
@@ -124,6 +141,11 @@ def whole_answer(
     """What an encoder-decoder says: it comes at once."""
     from flaxen.text import decode
 
+    if model.module.takes()[0] != "input_ids":
+        raise InputError(
+            f"This model reads {model.module.takes()[0]}, and no text; for speech there is "
+            "`flaxen transcribe`."
+        )
     if stop:
         raise InputError("--stop is for models that go on with a text; this one answers it.")
     found = model.generate([ids], max_new_tokens=max_tokens, **settings)[0].tolist()

@@ -40,6 +40,18 @@ def about(text: str, **more: Any) -> Parameter:
     return Parameter(help=text, **more)
 
 
+def no_option(_: Any, text: str | None) -> None:
+    """A text may begin with a hyphen, so a mistyped option must not become one."""
+    if text is not None and re.fullmatch(r"--?[a-zA-Z][\w-]*(=.*)?", text):
+        raise ValueError(f"Unknown option {text}; see --help.")
+
+
+def no_options(kind: Any, texts: Sequence[str]) -> None:
+    """`no_option` for several texts."""
+    for text in texts:
+        no_option(kind, text)
+
+
 Count = Annotated[int, Parameter(converter=_converted)]
 Json = Annotated[bool, about("Print one JSON object instead of text.", name="--json")]
 KeyMapping = Annotated[

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from typing import Any
 
+NUMBERS = re.compile(r"\[\n([-+\d.eE,\s]+)\]")
+"""A list of numbers, one a line, in JSON; in its strings there are no line breaks."""
 
-def print_json(value: Any) -> None:
-    """One JSON object on stdout; what JSON does not know, also NaN, becomes its text."""
-    print(json.dumps(_known(value), indent=2, ensure_ascii=False, default=str))
+
+def print_json(value: Any, *, lines: bool = True) -> None:
+    """One JSON object on stdout, in several lines or in one; a list of numbers is in one. What
+    JSON does not know, also NaN, becomes its text.
+    """
+    text = json.dumps(_known(value), indent=2 if lines else None, ensure_ascii=False, default=str)
+    print(NUMBERS.sub(lambda found: f"[{' '.join(found[1].split())}]", text))
 
 
 def _known(value: Any) -> Any:

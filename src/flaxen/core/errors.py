@@ -30,10 +30,12 @@ class CacheError(FlaxenError):
     """More tokens than a cache was made for."""
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """' Did you mean ...?' for the nearest known word, or the list of all known ones."""
+def did_you_mean(word: str, known: Iterable[str], most: int = 200) -> str:
+    """' Did you mean ...?' for the nearest known word, or the list of known ones; nothing where
+    there are more than `most`.
+    """
     known = sorted(known)
     near = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     if near:
         return f" Did you mean {near[0]!r}?"
-    return f" Known: {', '.join(known)}." if known else ""
+    return f" Known: {', '.join(known)}." if 0 < len(known) <= most else ""

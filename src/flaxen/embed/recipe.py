@@ -66,7 +66,10 @@ class Recipe:
             raise InputError("Both prompt and prompt_name are given; leave one out.")
         name = self.default if name is None else name
         if text is None and name is not None and name not in self.prompts:
-            raise InputError(f"There is no prompt {name!r}.{did_you_mean(name, self.prompts)}")
+            known = (
+                did_you_mean(name, self.prompts) or " This model has none; pass the text itself."
+            )
+            raise InputError(f"There is no prompt {name!r}.{known}")
         found = text if text is not None else self.prompts[name] if name is not None else ""
         if found and not self.prompt_counts:
             raise ConfigError(

@@ -19,7 +19,7 @@ from flaxen.layers.runtime import Runtime
 from flaxen.text import tokenizer
 
 NO_LIMIT = 10**9
-"""Tokenizers without a limit give an absurd number; rows are no longer than the model allows."""
+"""Of models and tokenizers that know none; what tokenizers say then is no number of tokens."""
 
 
 def embed(
@@ -36,8 +36,9 @@ def embed(
     """One float32 vector for each text, (N, E); of a single text (E,).
 
     The model's folder says how: pooling, layers on top, prompts (`modules.json` of
-    sentence-transformers; without it, the mean of all tokens). Texts are cut at its greatest
-    length. They run longest first, in rows of a few lengths, so that few programs are compiled.
+    sentence-transformers; without it, the mean of all tokens, or the vector that a model compares
+    with those of pictures). Texts are cut at its greatest length. They run longest first, in rows
+    of a few lengths, so that few programs are compiled.
 
     prompt: a text before every text; prompt_name: one of the folder's own ("query").
     tok, recipe: instead of those of the folder. progress: see `load`; it counts texts.
@@ -62,13 +63,13 @@ def embed(
     limit = _limit(model, tok, recipe)
     rows = [_tokens(tok, before + (x.lower() if recipe.lower else x), limit) for x in given]
     run = partial(_vectors, model.module, (recipe.pool, *recipe.steps), runtime=model.runtime)
-    width = jax.eval_shape(run, *_laid([[]], 1, 16, 0)).shape[-1]
+    width = jax.eval_shape(run, *_laid([[]], 1, min(16, limit), 0)).shape[-1]
     out = np.zeros((len(rows), width), np.float32)
     pad = 0 if tok.pad_token_id is None else tok.pad_token_id
     with reporting(progress, "Embedding", len(rows), unit="texts") as report:
         for batch in _batches([len(row) for row in rows], batch_size):
             longest = max(len(rows[i]) for i in batch)
-            size = min(bucket(longest), limit)
+            size = model.module.row_length() or min(bucket(longest), limit)
             count = min(batch_size, 1 << (len(batch) - 1).bit_length())
             ids, mask = _laid([rows[i] for i in batch], count, size, pad)
             out[batch] = np.asarray(run(ids, mask))[: len(batch)]
@@ -81,9 +82,12 @@ def embed(
 def _vectors(
     module: Any, steps: tuple[Any, ...], ids: jax.Array, mask: jax.Array, *, runtime: Runtime
 ) -> jax.Array:
-    x = module.features(ids, mask, runtime).astype(jnp.float32)
     pool, *rest = steps
-    x = pool(x, mask.astype(bool))
+    if module.own_vectors:
+        x = module.text_vectors(ids, mask, runtime).astype(jnp.float32)
+    else:
+        x = module.features(ids, mask, runtime).astype(jnp.float32)
+        x = pool(x, mask.astype(bool))
     for step in rest:
         x = step(x)
     return x
@@ -93,7 +97,7 @@ def _limit(model: Any, tok: Any, recipe: Recipe) -> int:
     """The most tokens of a row."""
     config = getattr(model.config, "max_position_embeddings", None)
     limits = [recipe.max_length, tok.model_max_length, model.module.longest() or config]
-    return int(min(x for x in limits if x is not None and x < NO_LIMIT))
+    return int(min(NO_LIMIT, *(x for x in limits if x is not None)))
 
 
 def _tokens(tok: Any, text: str, limit: int) -> list[int]:

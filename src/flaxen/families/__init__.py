@@ -86,6 +86,10 @@ FILES = {
     "dinov2_with_registers": "vit",
     "clip": "clip",
     "siglip": "clip",
+    "clip_text_model": "towers_alone",
+    "clip_vision_model": "towers_alone",
+    "siglip_text_model": "towers_alone",
+    "siglip_vision_model": "towers_alone",
     "qwen2_vl": "qwen_vl",
     "qwen2_5_vl": "qwen_vl",
     "llava": "llava",
@@ -111,8 +115,8 @@ def find(model_type: str) -> Family:
     """
     if model_type not in FILES:
         raise ConfigError(
-            f"No family for model_type {model_type!r}.{did_you_mean(model_type, FILES)} "
-            "docs/adding-a-family.md shows how to add one."
+            f"No family for model_type {model_type!r}.{did_you_mean(model_type, FILES, 8)} "
+            "`flaxen families` lists what there is; docs/adding-a-family.md shows how to add one."
         )
     file = importlib.import_module(f"flaxen.families.{FILES[model_type]}")
     return file.FAMILIES[model_type]

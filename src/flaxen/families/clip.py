@@ -49,14 +49,21 @@ def only_towers(c: Any, name: str) -> None:
     c.get("initializer_factor")  # of fresh weights
 
 
-def text(c: Any, mask: Mask) -> Encoder:
+def text(c: Any, mask: Mask, **slots: Any) -> Encoder:
     c.get("initializer_factor")
     return Encoder(
         embed_tokens=embedding(c.vocab_size, c.hidden_size),
         embed_positions=position_table(c.max_position_embeddings, c.hidden_size),
         layers=[clip_block(c, i, mask=mask) for i in range(c.num_hidden_layers)],
         norm=norm(c),
+        **slots,
     )
+
+
+def end_of_text(c: Any) -> HighestId | FirstOf:
+    """2 was written into the configs of texts that end with the highest token."""
+    end = c.eos_token_id
+    return HighestId() if end == 2 else FirstOf(token=end)
 
 
 def projection(c: Any, width: int, *, bias: bool = False) -> Linear:
@@ -68,14 +75,11 @@ def clip(c: Any) -> TwoTowers:
     only_towers(c, "CLIPModel")
     c.get("logit_scale_init_value")  # of fresh weights
     texts, pictures = c.inner("text_config"), c.inner("vision_config")
-    for tower in (texts, pictures):
-        tower.get("projection_dim")  # of towers that stand alone
-    end = texts.eos_token_id
+    texts.get("projection_dim")  # of a tower that stands alone
     return TwoTowers(
         text=text(texts, Mask()),
         vision=clip_vision(pictures),
-        # 2 was written into the configs of texts that end with the highest token.
-        text_pool=HighestId() if end == 2 else FirstOf(token=end),
+        text_pool=end_of_text(texts),
         text_projection=projection(texts, c.projection_dim),
         visual_projection=projection(pictures, c.projection_dim),
         logit_scale=param(),

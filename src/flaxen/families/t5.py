@@ -25,6 +25,7 @@ from flaxen.layers.relative_bias import (
     PastBias,
     RelativeBias,
 )
+from flaxen.models.encoder_alone import EncoderAlone
 from flaxen.models.encoder_decoder import EncoderDecoder
 from flaxen.models.tower import TextEncoder
 
@@ -145,7 +146,7 @@ def t5(
     attn: Attn = biased_attn,
     around: Callable[[Any, bool], dict[str, Any]] = shared_bias,
     head: Callable[[Any], dict[str, Any]] = head,
-) -> EncoderDecoder:
+) -> EncoderDecoder | EncoderAlone:
     for key in ("tie_word_embeddings", "classifier_dropout", "initializer_factor"):
         c.get(key)  # of other heads, of fresh weights; `head` says what becomes of the first
     if c.is_decoder:
@@ -153,9 +154,15 @@ def t5(
     rate = float(c.dropout_rate)
     ends = {"norm": rms(c), "dropout": rate, "last_dropout": rate}
     inner = [Block(**slots(c, False, attn)) for _ in range(c.num_layers)]
+    encoder = TextEncoder(layers=inner, **around(c, False), **ends)
+    if c.get("architectures") == [f"{prefix}EncoderModel"]:
+        for key in ("num_decoder_layers", "scale_decoder_outputs"):
+            c.get(key)
+        shifted(c)
+        return EncoderAlone(embed_tokens=embedding(c.vocab_size, c.d_model), encoder=encoder)
     return asked(c, prefix, partial(head, c), older=["WithLMHeadModel"])(
         embed_tokens=embedding(c.vocab_size, c.d_model),
-        encoder=TextEncoder(layers=inner, **around(c, False), **ends),
+        encoder=encoder,
         layers=[decoder_block(c, attn) for _ in range(c.num_decoder_layers)],
         shift=shifted(c),
         **around(c, True),
@@ -164,7 +171,7 @@ def t5(
 
 
 @family(FAMILIES, "mt5", T5, **KINDS)
-def mt5(c: Any) -> EncoderDecoder:
+def mt5(c: Any) -> EncoderDecoder | EncoderAlone:
     return t5(c, "MT5", head=nothing)
 
 
@@ -180,5 +187,5 @@ OWN |= {"position_bias": "relative_attention_bias"}
 
 
 @family(FAMILIES, "umt5", OWN, **KINDS)
-def umt5(c: Any) -> EncoderDecoder:
+def umt5(c: Any) -> EncoderDecoder | EncoderAlone:
     return t5(c, "UMT5", own_bias, nothing)

@@ -69,6 +69,7 @@ def clip_tower(c: Any, *, class_token: bool, bias: bool, **slots: Any) -> Tower:
 
 def clip_vision(c: Any) -> Tower:
     c.get("initializer_factor")
+    c.get("projection_dim")  # of a head that the tower may have when it stands alone
     pooler = FirstPatch(norm=norm(c))
     return clip_tower(c, class_token=True, bias=False, pre_norm=norm(c), pooler=pooler)
 

@@ -134,6 +134,19 @@ class Encoder(Skeleton):
         positions = self.count(ids)
         return self.hidden(ids, None, self.context(positions, mask.astype(bool), runtime))[0]
 
+    @property
+    def own_vectors(self) -> bool:
+        return self.head.own_vectors
+
+    def text_vectors(self, ids: jax.Array, mask: jax.Array, runtime: Runtime) -> jax.Array:
+        seen = None if self.head.whole_rows else mask
+        last, _, _ = _run(self, ids, seen, None, None, None, runtime)
+        with runtime.products():
+            return self.head.vectors(last)
+
+    def row_length(self) -> int | None:
+        return self.longest() if self.head.whole_rows else None
+
     def context(
         self,
         positions: jax.Array,
@@ -228,7 +241,7 @@ def _run(
     x, states = encoder.hidden(ids, types, ctx, collect)
     key = ctx.of_layer(len(encoder.layers) + 1).dropout_key
     kept = jnp.ones(ids.shape, bool) if keep is None else keep
-    return Last(x, kept, encoder.embed_tokens, rows, key), states, ctx
+    return Last(x, kept, encoder.embed_tokens, rows, key, ids), states, ctx
 
 
 @partial(jax.jit, static_argnames=("runtime", "hidden_states", "attentions"))

@@ -24,8 +24,8 @@ from flaxen.models.outputs import EncoderOutput, LogitsOutput, PretrainingOutput
 @dataclasses.dataclass(frozen=True)
 class Last:
     """What a head is given: states (R, T, D) of the rows, which tokens are real (R, T), the table
-    of embeddings (None in what reads no text), the shape (R,) that the rows were given in, and the
-    key of dropout, if any.
+    of embeddings (None in what reads no text), the shape (R,) that the rows were given in, the key
+    of dropout, if any, and the token ids (R, T) of a text.
     """
 
     states: jax.Array
@@ -33,6 +33,7 @@ class Last:
     table: Any
     rows: tuple[int, ...]
     dropout_key: jax.Array | None = None
+    ids: Any = None
 
     def drop(self, x: jax.Array, rate: float, place: int = 0) -> jax.Array:
         key = None if self.dropout_key is None else jax.random.fold_in(self.dropout_key, place)
@@ -44,6 +45,10 @@ class Head:
 
     ids: ClassVar[int] = 2
     targets: ClassVar[tuple[str, ...]] = ("labels",)
+    own_vectors: ClassVar[bool] = False
+    """As of `Skeleton`; then it has `vectors`."""
+    whole_rows: bool = False
+    """Whether rows are of full length, and padding is read like words."""
     name: ClassVar[str]
     """What it is for, as errors say."""
 
@@ -65,6 +70,10 @@ class Head:
         Raises:
             InputError: another shape, or values out of range.
         """
+        raise NotImplementedError
+
+    def vectors(self, last: Last) -> jax.Array:
+        """One for each row, (R, F), of length one."""
         raise NotImplementedError
 
     def ties(self) -> dict[str, str]:

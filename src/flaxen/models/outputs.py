@@ -64,6 +64,28 @@ class EncoderOutput(_Headed):
 
 
 @module
+class TextVectorOutput(_Headed):
+    """text_embeds: (B, F), to compare with those of pictures; the rest as in `EncoderOutput`."""
+
+    text_embeds: jax.Array
+    last_hidden_state: jax.Array
+    loss: None = None
+    hidden_states: tuple[jax.Array, ...] | None = None
+    attentions: tuple[jax.Array, ...] | None = None
+
+
+@module
+class ImageVectorOutput(_Headed):
+    """image_embeds: (B, F), to compare with those of texts; the rest as in `EncoderOutput`."""
+
+    image_embeds: jax.Array
+    last_hidden_state: jax.Array
+    loss: None = None
+    hidden_states: tuple[jax.Array, ...] | None = None
+    attentions: tuple[jax.Array, ...] | None = None
+
+
+@module
 class LogitsOutput(_Headed):
     """logits: (B, T, V) of tokens, (B, T, L) of labels for each token, (B, L) for each row, or
     (B, C) of choices; loss: scalar, if labels were given; the rest as in `EncoderOutput`.

@@ -79,6 +79,19 @@ class Skeleton:
         """
         raise NotImplementedError
 
+    @property
+    def own_vectors(self) -> bool:
+        """Whether it has vectors of its own for texts (`text_vectors`), not states alone."""
+        return False
+
+    def text_vectors(self, ids: jax.Array, mask: jax.Array, runtime: Runtime) -> jax.Array:
+        """Token ids (B, T) and their mask -> vectors (B, F), where it has `own_vectors`."""
+        raise NotImplementedError
+
+    def row_length(self) -> int | None:
+        """How many slots a row has to have, if not any number will do."""
+        return None
+
     def untied(self) -> Any:
         """The same with a head of its own in place of a tied one, as a description; None if only
         the config says which it is.

@@ -20,6 +20,7 @@ from flaxen.models.inputs import fitting, token_ids
 from flaxen.models.losses import cross_entropy
 from flaxen.models.outputs import EncoderOutput, TwoTowersOutput
 from flaxen.models.skeleton import How, Skeleton
+from flaxen.models.towers_alone import unit
 from flaxen.models.vision import Tower, seen
 
 Loss = Callable[[jax.Array], jax.Array]
@@ -58,8 +59,22 @@ class TwoTowers(Skeleton):
     def needs(self) -> tuple[str, ...]:
         return "input_ids", "pixel_values"
 
+    @property
+    def own_vectors(self) -> bool:
+        return True
+
     def features(self, ids: jax.Array, mask: jax.Array, runtime: Runtime) -> jax.Array:
         return self.text.features(ids, mask, runtime)
+
+    def text_vectors(self, ids: jax.Array, mask: jax.Array, runtime: Runtime) -> jax.Array:
+        seen = None if self.text_pool.whole_rows else mask
+        return self.read(ids, seen, None, runtime, None, False)[1]
+
+    def row_length(self) -> int | None:
+        return self.longest() if self.text_pool.whole_rows else None
+
+    def longest(self) -> int | None:
+        return self.text.longest()
 
     def call(
         self,
@@ -113,7 +128,7 @@ class TwoTowers(Skeleton):
         x, states = self.text.hidden(ids, None, ctx, collect)
         with runtime.products():
             pooled = self.text_head(self.text_pool(x, ids))
-            vector = _unit(self.text_projection(pooled))
+            vector = unit(self.text_projection(pooled))
         looked = seen(self.text.layers, states, ctx) if collect else None
         return _output(x, pooled, states if collect else None, looked), vector
 
@@ -124,7 +139,7 @@ class TwoTowers(Skeleton):
         x, states, ctx = self.vision.hidden(pixels, runtime, key, collect)
         with runtime.products():
             pooled = self.vision.pooler(x, ctx)
-            vector = _unit(self.visual_projection(pooled))
+            vector = unit(self.visual_projection(pooled))
         looked = seen(self.vision.layers, states, ctx) if collect else None
         return _output(x, pooled, states if collect else None, looked), vector
 
@@ -176,10 +191,6 @@ def _asked(out: EncoderOutput, hidden_states: bool, attentions: bool) -> Encoder
         hidden_states=out.hidden_states if hidden_states else None,
         attentions=out.attentions if attentions else None,
     )
-
-
-def _unit(x: jax.Array) -> jax.Array:
-    return x / jnp.sqrt(jnp.sum(x * x, -1, keepdims=True))
 
 
 def contrastive(logits: jax.Array) -> jax.Array:

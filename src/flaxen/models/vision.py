@@ -182,6 +182,11 @@ class ImageEncoder(Skeleton):
             attentions=how.attentions,
         )
 
+    def output(self, x: jax.Array, ctx: Context) -> Any:
+        """What becomes of the last states (B, T, D)."""
+        key = ctx.of_layer(len(self.tower.layers) + 1).dropout_key
+        return self.head(Last(x, jnp.ones(x.shape[:2], bool), None, (len(x),), key))
+
 
 @partial(jax.jit, static_argnames=("runtime", "hidden_states", "attentions"))
 def forward(
@@ -197,9 +202,8 @@ def forward(
     """The head's output, and its loss if there are targets enough."""
     tower, collect = encoder.tower, hidden_states or attentions
     x, states, ctx = tower.hidden(pixels, runtime, dropout_key, collect)
-    key = ctx.of_layer(len(tower.layers) + 1).dropout_key
     with runtime.products():
-        out = encoder.head(Last(x, jnp.ones(x.shape[:2], bool), None, (len(x),), key))
+        out = encoder.output(x, ctx)
     return dataclasses.replace(
         out,
         loss=encoder.head.loss(out, targets) if targets else None,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from flaxen.convert.formats.checkpoint import Checkpoint, read_json
+from flaxen.convert.formats.foreign import foreign
 from flaxen.convert.formats.source import FileMap
 from flaxen.convert.lazy import ByteCounter, LazyTensor
 from flaxen.core.errors import CheckpointError
@@ -115,8 +116,8 @@ def _files(path: Path, single: str, index: str) -> tuple[list[Path], dict[str, l
             "it names; for anything else, merge it (flaxen.tune.merge) and save the model."
         )
     raise CheckpointError(
-        f"{path} holds neither {single} nor {index}, only {', '.join(found[:8]) or 'nothing'}. "
-        "Pass a folder with weights."
+        f"{path} holds neither {single} nor {index}, only {', '.join(found[:8]) or 'nothing'}."
+        f"{foreign(found) or ' Pass a folder with weights.'}"
     )
 
 

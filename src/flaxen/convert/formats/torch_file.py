@@ -14,6 +14,7 @@ import numpy as np
 
 from flaxen.convert.formats.checkpoint import Checkpoint
 from flaxen.convert.formats.folder import open_folder
+from flaxen.convert.formats.foreign import foreign
 from flaxen.convert.formats.source import Entry, FileMap, FileTensor, possible
 from flaxen.convert.formats.stored_zip import Part, stored_parts
 from flaxen.convert.formats.torch_names import Storage, Stored
@@ -80,9 +81,9 @@ def _tensors(source: FileMap) -> tuple[dict[str, LazyTensor], dict[str, Any]]:
             f"{source.path} is a tar file of PyTorch before 0.1.10, which cannot be read. "
             "Load it with PyTorch and save its state dict again."
         )
+    told = foreign([source.path.name]) or " Fetch or write it again."
     raise CheckpointError(
-        f"{source.path} is no file of torch.save: it begins with {start[:8]!r}. "
-        "Fetch or write it again."
+        f"{source.path} is no file of torch.save: it begins with {start[:8]!r}.{told}"
     )
 
 
