@@ -14,10 +14,13 @@ from flaxen.families import FILES
 from flaxen.families.config import abstract_module, hf_config
 from flaxen.families.family import HARMLESS
 
+SUMMARY = ("activation", "first_dropout", "proj_to_labels", "type", "use_proj")
+"""Of GPT-2's head for multiple choice."""
+
 QUIET = {
     # How a float32 result is computed, not what it is.
     "bloom": {"slow_but_exact"},
-    "gpt2": {"reorder_and_upcast_attn"},
+    "gpt2": {"reorder_and_upcast_attn"} | {f"summary_{key}" for key in SUMMARY},
     "gpt_bigcode": {
         "attention_softmax_in_fp32",
         "num_key_value_heads",

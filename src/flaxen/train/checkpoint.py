@@ -89,6 +89,13 @@ class Checkpoints:
         arrays = [_restored(path, leaf, boxes[path]) for path, leaf in leaves.items()]
         return step, jax.tree.unflatten(jax.tree.structure(like), arrays)
 
+    def dtypes(self, part: str) -> dict[str, np.dtype]:
+        """The dtype of each array of a part of the last checkpoint, by its path in there."""
+        folder = self.path(self.steps()[-1])
+        boxes = read_boxes(sorted(folder.glob("state-*.safetensors")))
+        start = f"{part}."
+        return {p.removeprefix(start): x.dtype for p, x in boxes.items() if p.startswith(start)}
+
     def _compare(self, folder: Path, found: Mapping[str, Any]) -> None:
         wanted = json.loads(json.dumps(dict(self.settings)))
         different = [

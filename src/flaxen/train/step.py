@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from flaxen.core.errors import ConfigError
-from flaxen.core.tree import combine, module, partition
+from flaxen.core.tree import buffers, combine, module, name_of, partition
 from flaxen.layers.cross_entropy import IGNORED
 from flaxen.layers.runtime import Runtime
 from flaxen.models.causal import whole_context
@@ -86,7 +86,12 @@ def make_trainer(
     optimizer, masters = OPTIMIZERS[config.optimizer](config), jax.tree.map(_master, trained)
     kinds = jax.tree.map(lambda x: x.dtype, trained)
     if config.dtype is not None:
-        frozen = jax.tree.map(lambda x: _in_dtype(x, config.dtype), frozen, is_leaf=_is_packed)
+        held, kind = set(buffers(tree)), config.dtype
+        frozen = jax.tree.map_with_path(
+            lambda path, x: x if name_of(path) in held else _in_dtype(x, kind),
+            frozen,
+            is_leaf=_is_packed,
+        )
         if not adapters(tree):
             kinds = jax.tree.map(lambda x: jnp.dtype(config.dtype), trained)
     start = TrainState(
@@ -110,12 +115,13 @@ def make_trainer(
 
 
 def trainable(tree: Any) -> Callable[[str, Any], bool]:
-    """Which leaves are trained: the adapters if there are any, else every float."""
+    """Which leaves are trained: the adapters if there are any, else every float but buffers."""
     found = adapters(tree)
     if found:
         wanted = {f"{path}.{side}" for path in found for side in "ab"}
         return lambda path, leaf: path in wanted
-    return lambda path, leaf: jnp.issubdtype(leaf.dtype, jnp.floating)
+    held = set(buffers(tree))
+    return lambda path, leaf: jnp.issubdtype(leaf.dtype, jnp.floating) and path not in held
 
 
 def trained_tree(state: TrainState, tree: Any) -> Any:
