@@ -28,12 +28,15 @@ def gguf_tokenizer(path: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
     words = Vocabulary(file)
     backend = BACKENDS[words.model](words)
     backend.add_tokens(list(_added(words)))
-    named = {name: words.special(key) for name, key in _NAMED.items()}
+    around = {"add_bos_token": words.adds("bos"), "add_eos_token": words.adds("eos")}
+    names = _NAMED
+    if words.model == "bert":  # its backend says what stands around a text
+        around, names = {}, _NAMED | {"cls_token": "bos"}
+    named = {name: words.special(key) for name, key in names.items()}
     length = file.metadata.get(f"{file.metadata.get('general.architecture')}.context_length")
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
-        add_bos_token=words.adds("bos"),
-        add_eos_token=words.adds("eos"),
+        **around,
         chat_template=file.metadata.get("tokenizer.chat_template"),
         clean_up_tokenization_spaces=False,
         **({"model_max_length": length} if length else {}),
@@ -41,7 +44,14 @@ def gguf_tokenizer(path: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
     )
 
 
-_NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+_NAMED = {
+    "bos_token": "bos",
+    "eos_token": "eos",
+    "unk_token": "unknown",
+    "pad_token": "padding",
+    "sep_token": "seperator",  # the format's own spelling
+    "mask_token": "mask",
+}
 
 
 def _added(words: Vocabulary) -> Iterator[AddedToken]:

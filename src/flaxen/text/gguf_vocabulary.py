@@ -56,7 +56,8 @@ class Vocabulary:
         return self.metadata.get(f"tokenizer.ggml.{key}", default)
 
     def special(self, name: str) -> str | None:
-        index = self.get(f"{name}_token_id", _IDS.get(self.model, {}).get(name))
+        usual = _IDS.get(self.model, {}).get(name, len(self.tokens))
+        index = self.get(f"{name}_token_id", usual if usual < len(self.tokens) else None)
         if index is None:
             return None
         if not 0 <= index < len(self.tokens):
