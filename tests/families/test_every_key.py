@@ -14,7 +14,7 @@ from flaxen.families import FILES
 from flaxen.families.config import abstract_module, hf_config
 from flaxen.families.family import HARMLESS
 
-SUMMARY = ("activation", "first_dropout", "proj_to_labels", "type", "use_proj")
+SUMMARY = ("first_dropout", "proj_to_labels", "type", "use_proj")
 """Of GPT-2's head for multiple choice."""
 
 QUIET = {
