@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -33,9 +34,20 @@ class Case:
     norms: dict[str, float]
 
 
+@functools.cache
+def _file(model_type: str) -> dict[str, Any]:
+    return json.loads((FOLDER / f"{model_type}.json").read_text())
+
+
+def config(name: str) -> dict[str, Any]:
+    """The config of a case alone."""
+    model_type, _, own = name.partition("/")
+    return _file(model_type)[own]["config"]
+
+
 def case(name: str) -> Case:
     model_type, _, own = name.partition("/")
-    about = json.loads((FOLDER / f"{model_type}.json").read_text())[own]
+    about = _file(model_type)[own]
     weights = {
         key: golden.weight(key, shape, base, scale, dtype)
         for key, shape, dtype, base, scale in about["tensors"]

@@ -23,6 +23,7 @@ from flaxen.core.progress import Progress, reporting
 from flaxen.core.tree import is_param, paths
 from flaxen.families.config import abstract_module
 from flaxen.families.rope_keys import both_spellings
+from flaxen.families.widths import kept_wide
 from flaxen.fit import hub_layout
 from flaxen.layers.runtime import FILE
 from flaxen.model import Model
@@ -110,6 +111,7 @@ def save(
             copy_from=model.origin.folder,
             max_shard_size=max_shard_size,
             dtype=kind,
+            kept=_kept_wide(model, kind),
             write_beside=beside if tokenizer is not None or runtime else None,
             progress=report,
         )
@@ -197,6 +199,16 @@ def _stored(
     named = {names[path]: x for path, x in packs.items()}
     stored, quantization = stored_tensors(named, model.origin.quantization_json or "")
     return out | stored, quantization
+
+
+def _kept_wide(model: Model, kind: np.dtype | None) -> set[str]:
+    """The names in the file of weights that stay as they are where `kind` is asked for all."""
+    abstract, family, _ = abstract_module(model.config)
+    rows = list(relate(abstract, family.names_of(abstract)).table())
+    paths = kept_wide(abstract, family, {row.path: row.names[0] for row in rows}, kind)
+    found = {name for row in rows if row.path in paths for name in row.names}
+    renamed = model.origin.applied.names if model.origin.applied else {}
+    return {renamed.get(name, name) for name in found}
 
 
 def _paths(row: Row) -> set[str]:

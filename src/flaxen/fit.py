@@ -17,6 +17,7 @@ from flaxen.convert.transforms import LEGACY, Applied, WeightTransform, renaming
 from flaxen.core.errors import CheckpointError, ConfigError
 from flaxen.families.config import abstract_module, hf_config
 from flaxen.families.family import Family, Names
+from flaxen.families.widths import kept_wide
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Fit:
     """
 
     module: Any
+    family: Family
     relation: Relation
     weights: dict[str, LazyTensor]
     report: Report
@@ -39,6 +41,11 @@ class Fit:
     def names(self) -> dict[str, str]:
         """Under which name each of our weights stands in the file: the first, if stacked."""
         return {row.path: row.names[0] for row in self.relation.table()}
+
+    def kept_wide(self, kind: Any) -> set[str]:
+        """The names of tensors that stay as they are where `kind` is asked for all."""
+        paths = kept_wide(self.module, self.family, self.names, kind)
+        return {name for row in self.relation.table() if row.path in paths for name in row.names}
 
     @cached_property
     def sources(self) -> dict[str, tuple[str, ...]]:
@@ -91,7 +98,7 @@ def fit(checkpoint: Checkpoint, key_mapping: Mapping[str, str] | None = None) ->
     if checkpoint.format == "torch":
         # There a shared tensor has all of its names, and takes no room for them.
         report.doubled.clear()
-    return Fit(module, relation, weights, report, applied, partial)
+    return Fit(module, family, relation, weights, report, applied, partial)
 
 
 def hub_layout(

@@ -15,10 +15,12 @@ import numpy as np
 
 from flaxen.attention import AttentionSettings
 from flaxen.convert.dtypes import float_dtype
+from flaxen.convert.relation import relate
 from flaxen.convert.report import Report
 from flaxen.core.errors import ConfigError
 from flaxen.core.tree import Param, is_param, paths, rebuild, walk
 from flaxen.families.config import abstract_module, hf_config
+from flaxen.families.widths import kept_wide
 from flaxen.layers.checkpointing import Checkpointing
 from flaxen.layers.runtime import Runtime
 from flaxen.model import Model, Origin
@@ -59,9 +61,12 @@ def from_config(
         remat=remat,
     )
     kind = float_dtype(how.stored if dtype is None else dtype) or np.dtype(np.float32)
-    module, _, reading = abstract_module(hf_config(raw))
+    module, family, reading = abstract_module(hf_config(raw))
+    names = {row.path: row.names[0] for row in relate(module, family.names_of(module)).table()}
+    wide = kept_wide(module, family, names, kind)
+    of = lambda path: np.dtype(np.float32) if path in wide else kind
     params = paths(module, is_param).items()
-    module = rebuild(module, {p: dataclasses.replace(x, dtype=kind) for p, x in params})
+    module = rebuild(module, {p: dataclasses.replace(x, dtype=of(p)) for p, x in params})
     raw["dtype"] = kind.name
     origin = Origin(
         config_json=json.dumps(raw, sort_keys=True, default=str),

@@ -25,6 +25,7 @@ from flaxen.convert.report import Report
 from flaxen.convert.transforms import Applied
 from flaxen.core.progress import Progress, reporting
 from flaxen.core.tree import Param, is_param, paths, rebuild
+from flaxen.families.widths import kept_wide
 from flaxen.fit import Fit, fit
 from flaxen.fresh import from_config, initial
 from flaxen.layers.checkpointing import Checkpointing
@@ -148,10 +149,13 @@ def _completed(found: Fit) -> Fit:
 def _described(found: Fit, dtypes: DtypePlan) -> Any:
     """The abstract model with the dtypes that its weights will have."""
 
+    wide = kept_wide(found.module, found.family, found.names, dtypes.main)
+
     def describe(path: str, param: Param) -> Param:
-        tensor = found.weights.get(path)
+        tensor, name = found.weights.get(path), found.names[path]
         stored = np.dtype(np.float32) if tensor is None else tensor.dtype
-        return dataclasses.replace(param, dtype=dtypes.of(found.names[path], stored))
+        stays = path in wide and stored.itemsize > 1 and not dtypes.asks(name)
+        return dataclasses.replace(param, dtype=stored if stays else dtypes.of(name, stored))
 
     return rebuild(
         found.module, {p: describe(p, x) for p, x in paths(found.module, is_param).items()}

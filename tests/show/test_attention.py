@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 
+import golden
+
 from flaxen.attention import AttentionSettings, Mask
+from flaxen.families.config import abstract_module, hf_config
 from flaxen.layers.attention import attention
 from flaxen.layers.runtime import Runtime
 from flaxen.show import attention_choices, cache_bytes_per_token
@@ -30,6 +33,16 @@ def test_the_chosen_mechanism_comes_first_with_its_reason():
         "mechanisms"
     ][0]
     assert name == "vanilla" and "as asked" in reason
+
+
+def test_a_tower_for_pictures_has_no_part_in_a_decode_step():
+    module = abstract_module(hf_config(golden.about("gemma3")["config"]))[0]
+    causal = lambda queries: {
+        row["call"]["mask"]["causal"]
+        for row in attention_choices(module, queries=queries, keys=16, dtype="float32")
+    }
+    assert causal(16) == {True, False}
+    assert causal(1) == {True}
 
 
 def test_sizes_are_read_off_the_weights():

@@ -49,6 +49,15 @@ def test_user_defined_tokens_are_found_before_the_text_is_cut(piece_tok):
         ("smollm", ["1", "2", "3", "4", "5", "Ġa", "'", "S"]),
         ("llama-bpe", ["123", "45", "Ġa", "'S"]),
         ("qwen2", ["1", "2", "3", "4", "5", "Ġa", "'S"]),
+        ("deepseek-llm", ["12345", "Ġa", "'", "S"]),
+        ("deepseek-coder", ["1", "2", "3", "4", "5", "Ġa", "'", "S"]),
+        ("deepseek-v3", ["123", "45", "Ġa", "'S"]),
+        ("falcon", ["123", "45", "Ġa", "'", "S"]),
+        ("mpt", ["12345", "Ġa", "'", "S"]),
+        ("gpt-4o", ["123", "45", "Ġa'S"]),
+        ("tiny_aya", ["12", "345", "Ġa'S"]),
+        ("bloom", ["12345", "Ġa'S"]),
+        ("viking", ["1", "2", "3", "4", "5", "Ġa'S"]),
     ],
 )
 def test_the_rule_decides_how_text_is_cut(tmp_path, rule, pieces):
@@ -75,6 +84,44 @@ def test_a_saved_tokenizer_loads_again_equal(request, tmp_path, file, model_type
     for text in TEXTS:
         assert encode(again, text) == encode(first, text)
         assert decode(again, encode(again, text)) == decode(first, encode(first, text))
+
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "▁un", "▁wor", "ld", "▁,", "▁中", "▁un2"]
+
+
+def test_wordpiece_marks_what_goes_on_and_stands_between_cls_and_sep(tmp_path):
+    def special(w):
+        w.add_bos_token_id(2)
+        w.add_sep_token_id(3)
+        w.add_unk_token_id(1)
+        w.add_pad_token_id(0)
+
+    path = write_words(tmp_path / "a.gguf", "bert", WORDS, [3, 2, 3, 3, *[1] * 6], special)
+    words = tokenizer(path)
+    ids = [words.convert_tokens_to_ids(t) for t in ("[CLS]", "wor", "##ld", ",", "中", "[UNK]")]
+    assert ids == [2, 5, 6, 7, 8, 1]
+    assert words("WÖRLD,中 x").input_ids == [*ids, 3]
+    assert words.decode([5, 6, 7]) == "world,"
+
+
+def test_bpe_of_characters_joins_across_words_but_not_lines(tmp_path):
+    tokens = [
+        "<unk>",
+        "▁",
+        "a",
+        "b",
+        "\n",
+        "a▁",
+        "a▁b",
+        "\n\n",
+        *(f"<0x{i:02X}>" for i in range(256)),
+    ]
+    merges = lambda w: (w.add_token_merges(["a ▁", "a▁ b"]), w.add_unk_token_id(0))
+    path = write_words(tmp_path / "a.gguf", "gemma4", tokens, [2, *[1] * 7, *[6] * 256], merges)
+    words = tokenizer(path)
+    ids = words.encode("a b\n\nbé", add_special_tokens=False)
+    assert words.convert_ids_to_tokens(ids) == ["a▁b", "\n\n", "b", "<0xC3>", "<0xA9>"]
+    assert words.decode(ids) == "a b\n\nbé"
 
 
 def test_bos_is_added_once(piece_tok):
@@ -105,7 +152,7 @@ def test_an_unknown_cutting_rule_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("model", "extra", "match"),
     [
-        ("bert", lambda w: None, "of kind 'bert'"),
+        ("rwkv", lambda w: None, "of kind 'rwkv'"),
         ("llama", lambda w: None, "without scores"),
         ("llama", lambda w: w.add_token_scores([0.0]), "2 tokens but 1 token scores"),
         ("gpt2", lambda w: w.add_bos_token_id(9), "past its 2 tokens"),

@@ -72,7 +72,8 @@ def convert(
             stored_as = quantize or (wanted and wanted.name)
             _write_gguf(tensors, checkpoint, target, stored_as, progress)
         else:
-            _write_folder(tensors, checkpoint, config, target, wanted, max_shard_size, progress)
+            asked = wanted, found.kept_wide(wanted)
+            _write_folder(tensors, checkpoint, config, target, asked, max_shard_size, progress)
     return _summary(tensors, target, json)
 
 
@@ -113,7 +114,7 @@ def _write_folder(
     checkpoint: Checkpoint,
     config: dict[str, Any],
     target: str,
-    dtype: Any,
+    asked: tuple[Any, set[str]],
     max_shard_size: str,
     progress: Any,
 ) -> None:
@@ -134,7 +135,8 @@ def _write_folder(
         copy_from=checkpoint.folder,
         write_beside=beside,
         max_shard_size=max_shard_size,
-        dtype=dtype,
+        dtype=asked[0],
+        kept=asked[1],
         progress=progress,
     )
 

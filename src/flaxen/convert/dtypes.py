@@ -37,6 +37,10 @@ class DtypePlan:
             return stored
         return next((kind for pattern, kind in self.rules if _found(pattern, name)), stored)
 
+    def asks(self, name: str) -> bool:
+        """Whether a rule is about this tensor rather than about all that no other is about."""
+        return next((p != "*" for p, _ in self.rules if _found(p, name)), False)
+
     def check(self, names: Iterable[str]) -> None:
         """
         Raises:

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,7 @@ def write_checkpoint(
     copy_from: Path | None = None,
     write_beside: Callable[[Path], Any] | None = None,
     dtype: Any = None,
+    kept: Container[str] = (),
     progress: Callable[[int], None] | None = None,
 ) -> None:
     """Write a folder that Transformers loads.
@@ -62,7 +63,7 @@ def write_checkpoint(
     The folder changes all at once when everything is written; until then, whatever happens, the
     old one stays. Files in it that are no weights of ours are kept; tokenizer files and the like
     are copied from `copy_from`, and `write_beside` may write more into the folder it is given.
-    `dtype` converts floats only, and the config then says so.
+    `dtype` converts floats only, but those `kept`, and the config then says so.
 
     held: given where all processes of `jax.distributed` write together, each what it has: booleans,
     true for the elements of a tensor that are this process's to write. All call this alike.
@@ -71,7 +72,8 @@ def write_checkpoint(
         CheckpointError: a dtype that the format does not have, no such size as `max_shard_size`, or
         a folder that cannot be written, by this process or another.
     """
-    cast = {n: t.astype(dtype) if dtype and is_float(t.dtype) else t for n, t in tensors.items()}
+    casts = lambda name, tensor: dtype and is_float(tensor.dtype) and name not in kept
+    cast = {n: t.astype(dtype) if casts(n, t) else t for n, t in tensors.items()}
     cast = {n: storable(t) for n, t in cast.items()}
     for name, tensor in cast.items():
         if tensor.dtype not in KINDS:

@@ -18,6 +18,11 @@ C = TypeVar("C", bound=type)
 static = Annotated[T, "static"]
 """`eps: static[float]` is structure and compares by value; every other field is data."""
 
+buffer = Annotated[T, "buffer"]
+"""`expert_bias: buffer[Any]` is data that no gradient moves: training leaves it as it is, and
+loading never makes it narrower than it is stored.
+"""
+
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def module(cls: C) -> C:
@@ -89,7 +94,12 @@ def is_param(x: Any) -> bool:
 def paths(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> dict[str, Any]:
     """Leaves by dotted path, in tree order: `layers.0.mlp.up_proj.weight`."""
     flat, _ = jax.tree.flatten_with_path(tree, is_leaf=is_leaf)
-    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in flat}
+    return {name_of(path): leaf for path, leaf in flat}
+
+
+def name_of(path: Any) -> str:
+    """The dotted form of a path in a tree."""
+    return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
 def rebuild(tree: Any, leaves: dict[str, Any]) -> Any:
@@ -108,12 +118,27 @@ def walk(tree: Any) -> Iterator[Any]:
             yield from walk(getattr(tree, field.name))
 
 
+def buffers(tree: Any, path: str = "") -> Iterator[str]:
+    """The dotted paths of fields that are buffers."""
+    if isinstance(tree, list | tuple | dict):
+        items = tree.items() if isinstance(tree, dict) else enumerate(tree)
+        for key, item in items:
+            yield from buffers(item, f"{path}{key}.")
+    elif dataclasses.is_dataclass(tree) and not isinstance(tree, type | Param):
+        for field in dataclasses.fields(tree):
+            value, kind = getattr(tree, field.name), str(field.type)
+            if kind.startswith("buffer[") and value is not None:
+                yield f"{path}{field.name}"
+            elif not kind.startswith("static["):
+                yield from buffers(value, f"{path}{field.name}.")
+
+
 def partition(tree: Any, keep: Callable[[str, Any], bool]) -> tuple[Any, Any]:
     """Two trees of the same shape, one with the leaves that `keep(path, leaf)` wants, one with the
     rest; None elsewhere.
     """
     flat, structure = jax.tree.flatten_with_path(tree)
-    wanted = [keep(jax.tree_util.keystr(p, simple=True, separator="."), leaf) for p, leaf in flat]
+    wanted = [keep(name_of(path), leaf) for path, leaf in flat]
     kept = [leaf if want else None for (_, leaf), want in zip(flat, wanted, strict=True)]
     rest = [None if want else leaf for (_, leaf), want in zip(flat, wanted, strict=True)]
     return jax.tree.unflatten(structure, kept), jax.tree.unflatten(structure, rest)

@@ -35,6 +35,8 @@ def attn(c: Any, i: int) -> Attention:
 
 
 def sliding_attn(c: Any, i: int) -> Attention:
+    # Where no layer slides, it says nothing.
+    c.get("rope_parameters")
     turns = c.layer_types[i] == "sliding_attention" and c.sliding_window is not None
     return self_attn(c, i, rope=partly(c, interleaved=True) if turns else None)
 

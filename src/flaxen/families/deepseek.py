@@ -90,11 +90,25 @@ def sharpness(turn: Rope) -> float:
     return yarn_gain(turn["factor"], turn["mscale_all_dim"]) ** 2
 
 
+OF_MIXTURES = (
+    "moe_intermediate_size",
+    "n_group",
+    "n_routed_experts",
+    "n_shared_experts",
+    "norm_topk_prob",
+    "num_experts_per_tok",
+    "routed_scaling_factor",
+    "topk_group",
+    "topk_method",
+)
+
+
 def sparse(c: Any, i: int, gate: Callable[[Any], Any]) -> MoE | GatedMLP:
     """A mixture beside an expert for all tokens, in every layer but the first ones."""
     width = c.moe_intermediate_size
-    # The width of dense layers is read where there is none, too: it changes nothing then.
-    c.get("intermediate_size")
+    # The sizes of either kind of layer are read where there is none, too: they change nothing then.
+    for key in ("intermediate_size", *OF_MIXTURES):
+        c.get(key)
     if i < c.first_k_dense_replace:
         return dense(c, i)
     bias = bool(c.get("mlp_bias", False))
@@ -144,7 +158,7 @@ def latent_decoder(c: Any, attn: Callable[[Any, int], Any], gate: Callable[[Any]
     return decoder(c, with_attention(attn, lambda c, i: sparse(c, i, gate)))
 
 
-@family(FAMILIES, "deepseek_v2", DEEPSEEK, PACKED)
+@family(FAMILIES, "deepseek_v2", DEEPSEEK, PACKED, wide=r"gate\.weight")
 def deepseek_v2(c: Any) -> Decoder:
     # Transformers does not read it: weights are as the softmax gives them.
     c.get("norm_topk_prob")
@@ -157,6 +171,7 @@ def deepseek_v2(c: Any) -> Decoder:
     DEEPSEEK,
     PACKED,
     buffers=rf"rotary_emb\.inv_freq|{MTP(61)}",
+    wide=r"gate\.weight",
 )
 def deepseek_v3(c: Any) -> Decoder:
     # That layer is not run.

@@ -37,10 +37,20 @@ def ernie(c: Any) -> Decoder:
     return decoder(c, with_attention(attn, lambda c, i: net(c, c.intermediate_size)))
 
 
+OF_MIXTURES = (
+    "moe_intermediate_size",
+    "moe_k",
+    "moe_norm_min",
+    "moe_num_experts",
+    "moe_num_shared_experts",
+)
+
+
 def ffn(c: Any, i: int) -> MoE | GatedMLP:
     """A mixture in every `moe_layer_interval`-th layer from the start to the end index."""
-    # The width of dense layers is read where there is none, too: it changes nothing then.
-    c.get("intermediate_size")
+    # The sizes of either kind of layer are read where there is none, too: they change nothing then.
+    for key in ("intermediate_size", *OF_MIXTURES):
+        c.get(key)
     inside = c.moe_layer_start_index <= i <= c.moe_layer_end_index
     if not inside or (i + 1) % c.moe_layer_interval:
         return net(c, c.intermediate_size)
@@ -66,6 +76,13 @@ PACKED = packed("mlp", "gate_proj", "up_proj", "down_proj")
 
 
 # What guesses a second token is not run.
-@family(FAMILIES, "ernie4_5_moe", ERNIE_MOE, PACKED, buffers=r"rotary_emb\.inv_freq|mtp_\w+\..*")
+@family(
+    FAMILIES,
+    "ernie4_5_moe",
+    ERNIE_MOE,
+    PACKED,
+    buffers=r"rotary_emb\.inv_freq|mtp_\w+\..*",
+    wide=r"gate\.weight",
+)
 def ernie_moe(c: Any) -> Decoder:
     return decoder(c, with_attention(attn, ffn), head_bias=bool(c.use_bias))

@@ -15,6 +15,8 @@ FAMILIES: dict[str, Family] = {}
 
 
 def block(c: Any, i: int) -> Block:
+    # Where no layer turns, it says nothing.
+    c.get("rope_parameters")
     turns = c.sliding_window is None or c.layer_types[i] == "sliding_attention"
     norms = {"q_norm": head_rms(c), "k_norm": head_rms(c)}
     return Block(

@@ -23,6 +23,8 @@ class Family:
     the names of heads begin: a model with another head goes without them.
     `optional` matches names that a file may lack: such a weight is then as a fresh one.
     `fan_in_fan_out` says that its projections lie `[in, out]` in the file.
+    `wide` matches names of weights that no 16-bit dtype is for, `not_half` those that float16 alone
+    is not for, as Transformers lists them.
     """
 
     build: Callable[[Any], Any]
@@ -33,6 +35,8 @@ class Family:
     fan_in_fan_out: bool = False
     optional: str = r"(?!)"
     spare: str = r"(?!)"
+    wide: str = r"(?!)"
+    not_half: str = r"(?!)"
 
     def names_of(self, module: Any) -> Names:
         """The names in files of this model: without the base prefix if it has no head."""

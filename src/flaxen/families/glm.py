@@ -64,7 +64,14 @@ def part_turns(c: Any, i: int) -> Attention:
     return self_attn(c, i, rope=partly(c), out_bias=False, **norms)
 
 
-@family(FAMILIES, "glm4_moe", SPARSE, PACKED, buffers=rf"rotary_emb\.inv_freq|{MTP(46)}|{MTP(92)}")
+@family(
+    FAMILIES,
+    "glm4_moe",
+    SPARSE,
+    PACKED,
+    buffers=rf"rotary_emb\.inv_freq|{MTP(46)}|{MTP(92)}",
+    wide=r"gate\.weight",
+)
 def glm4_moe(c: Any) -> Decoder:
     """Files have one more layer, which guesses a second token."""
     c.get("num_nextn_predict_layers")

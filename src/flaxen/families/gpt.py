@@ -91,6 +91,9 @@ def block(c: Any, i: int) -> Block:
 def gpt2(c: Any) -> Decoder:
     # Scores are always float32 here, which is all that this key asks for.
     c.get("reorder_and_upcast_attn")
+    # Of another head.
+    for key in ("type", "use_proj", "activation", "proj_to_labels", "first_dropout"):
+        c.get(f"summary_{key}")
     positions = position_table(c.n_positions, c.n_embd)
     return decoder(c, block, norm, embed_positions=positions, dropout=c.embd_pdrop)
 

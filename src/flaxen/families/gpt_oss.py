@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from flaxen.convert.relation import Join
-from flaxen.core.tree import param, zeros_param
-from flaxen.families.common import LLAMA, decoder, self_attn, with_attention
+from flaxen.core.tree import ones_param, param, zeros_param
+from flaxen.families.common import LLAMA, decoder, self_attn
 from flaxen.families.family import Family, family
+from flaxen.layers.around import WideRMSNorm
 from flaxen.layers.attention import Attention
+from flaxen.layers.block import Block
 from flaxen.layers.moe import ClippedExperts, MoE, moe
 from flaxen.layers.routers import RouterOfChosen, routed
 from flaxen.models.decoder import Decoder
@@ -42,6 +44,19 @@ def experts(c: Any, i: int) -> MoE:
     return moe(gate, c.intermediate_size, "silu", bias=True, kind=ClippedExperts, **slots)
 
 
-@family(FAMILIES, "gpt_oss", STACKED)
+def norm(c: Any) -> WideRMSNorm:
+    return WideRMSNorm(weight=ones_param(embed=c.hidden_size), eps=c.rms_norm_eps)
+
+
+def block(c: Any, i: int) -> Block:
+    return Block(
+        self_attn=attn(c, i),
+        mlp=experts(c, i),
+        input_layernorm=norm(c),
+        pre_feedforward_layernorm=norm(c),
+    )
+
+
+@family(FAMILIES, "gpt_oss", STACKED, not_half=r"norm\.weight")
 def gpt_oss(c: Any) -> Decoder:
-    return decoder(c, with_attention(attn, experts))
+    return decoder(c, block, norm)

@@ -62,7 +62,7 @@ SPARSE = MOE | HEADS | {"gate": "gate.wg", "shared": "shared_mlp"}
 PACKED = packed("mlp", "gate_proj", "up_proj", "down_proj")
 
 
-@family(FAMILIES, "hunyuan_v1_moe", SPARSE, PACKED)
+@family(FAMILIES, "hunyuan_v1_moe", SPARSE, PACKED, wide=r"gate\.wg\.weight")
 def hunyuan_moe(c: Any) -> Decoder:
     # A token like any other.
     c.get("eod_token_id")

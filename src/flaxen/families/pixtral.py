@@ -6,6 +6,7 @@ from typing import Any
 
 from flaxen.attention import Mask
 from flaxen.convert.relation import Under
+from flaxen.core.errors import ConfigError
 from flaxen.families.towers import pair
 from flaxen.layers.attention import attention
 from flaxen.layers.block import Block
@@ -29,7 +30,9 @@ PIXTRAL = {
 
 
 def pixtral_block(c: Any, i: int) -> Block:
-    width, heads = c.hidden_size, c.num_attention_heads
+    width, heads, kind = c.hidden_size, c.num_attention_heads, c.rope_parameters["rope_type"]
+    if kind != "axial":
+        raise ConfigError(f"rope_type of the vision tower is {kind!r}; Pixtral's is 'axial'.")
     turn = rope({**c.rope_parameters, "rope_type": "axial_in_turns"}, width // heads, 0)
     attn = attention(
         embed=width,

@@ -44,11 +44,12 @@ def qwen3(c: Any) -> Decoder:
 
 def experts(c: Any, i: int, shared: Any = None) -> MoE | GatedMLP:
     """A mixture in every `decoder_sparse_step`-th layer that is not listed as dense."""
-    # The width of dense layers is read where there is none, too: it changes nothing then.
-    c.get("intermediate_size")
-    if i in c.mlp_only_layers or (i + 1) % c.decoder_sparse_step:
-        return dense(c, i)
+    # The sizes of either kind of layer are read where there is none, too: they change nothing then.
+    for key in ("intermediate_size", "moe_intermediate_size", "norm_topk_prob"):
+        c.get(key)
     k = c.num_experts_per_tok
+    if not c.num_experts or i in c.mlp_only_layers or (i + 1) % c.decoder_sparse_step:
+        return dense(c, i)
     gate = router(c.hidden_size, c.num_experts, k, normalised=c.norm_topk_prob)
     return moe(gate, c.moe_intermediate_size, c.hidden_act, shared)
 

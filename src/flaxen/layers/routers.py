@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from flaxen.core.dot import dot
-from flaxen.core.tree import module, param, static
+from flaxen.core.tree import buffer, module, param, static
 
 
 @module
@@ -84,7 +84,7 @@ class CorrectedRouter(Router):
     of `groups`, by the sum of each group's two largest (DeepSeek-V3). Weights are times `scale`.
     """
 
-    e_score_correction_bias: Any
+    e_score_correction_bias: buffer[Any]
     groups: static[int]
     best: static[int]
     scale: static[float]
@@ -115,7 +115,7 @@ class CorrectedSoftmaxRouter(Router):
     which are scaled to sum to one, or less where they sum to less than `least` (ERNIE).
     """
 
-    e_score_correction_bias: Any
+    e_score_correction_bias: buffer[Any]
     least: static[float]
 
     def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:

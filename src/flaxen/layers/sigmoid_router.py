@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from flaxen.core.tree import module, param, static, zeros_param
+from flaxen.core.tree import buffer, module, param, static, zeros_param
 from flaxen.layers.routers import Router
 
 
@@ -17,7 +17,7 @@ class BiasedSigmoidRouter(Router):
     one, is added. A token's weights are the sigmoids, times `scale`.
     """
 
-    expert_bias: Any = None
+    expert_bias: buffer[Any] = None
     scale: static[float]
 
     def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:

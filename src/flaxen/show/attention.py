@@ -18,10 +18,11 @@ def attention_choices(
     """Each distinct attention call: its description, how many layers make it, what may do it.
 
     `mechanisms` are (name, reason) with the chosen one first. `queries` = `keys` is a prefill,
-    `queries` = 1 a decode step.
+    `queries` = 1 a decode step, in which an encoder or a vision tower has no part.
     """
+    seen = tree if queries == keys else getattr(tree, "layers", tree)
     counts: dict[Call, int] = {}
-    for layer in (m for m in walk(tree) if isinstance(m, Attends)):
+    for layer in (m for m in walk(seen) if isinstance(m, Attends)):
         call = _call(layer, queries, keys, dtype, runtime)
         counts[call] = counts.get(call, 0) + _layers(layer)
     return [

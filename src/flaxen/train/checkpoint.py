@@ -111,12 +111,21 @@ class Checkpoints:
             path: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
             for path, x in wanted.items()
         }
+        _same_arrays(target, _stored(target), abstract)
         with _damaged(target), ocp.StandardCheckpointer() as reader:
-            stored = reader.metadata(target / "state").item_metadata.tree
-            _same_arrays(target, stored, abstract)
             arrays = reader.restore(target / "state", abstract)
         leaves = [arrays[path] for path in wanted]
         return step, jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+    def dtypes(self, part: str) -> dict[str, Any]:
+        """The dtype of each array of a part of the last checkpoint, by its path in there."""
+        target, start = self.path(self.steps()[-1]), f"{part}."
+        stored = _stored(target)
+        return {
+            path.removeprefix(start): jnp.dtype(x.dtype)
+            for path, x in stored.items()
+            if path.startswith(start)
+        }
 
     def _manager(self) -> Any:
         """What writes, and removes; made when it is first needed, as is the folder."""
@@ -140,6 +149,14 @@ def _names() -> Any:
     import orbax.checkpoint as ocp
 
     return ocp.step.standard_name_format(step_prefix="step", step_format_fixed_length=8)
+
+
+def _stored(target: Path) -> dict[str, Any]:
+    """Shape and dtype of every array of a checkpoint, by path."""
+    import orbax.checkpoint as ocp
+
+    with _damaged(target), ocp.StandardCheckpointer() as reader:
+        return reader.metadata(target / "state").item_metadata.tree
 
 
 class _damaged:

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from flaxen.core.registry import Registry
+from flaxen.core.tree import name_of
 from flaxen.layers.linear import Linear
 from flaxen.layers.moe import Projections
 from flaxen.models.fold import in_body
@@ -163,10 +164,9 @@ def decays(tree: Any) -> Any:
     each layer.
     """
     folded = in_body(tree)
-    name = lambda path: jax.tree_util.keystr(path, simple=True, separator=".")
 
     def decay(path: Any, leaf: Any) -> bool:
-        where = name(path)
+        where = name_of(path)
         return leaf.ndim - folded(where) >= 2 and where.rpartition(".")[2] != "bias"
 
     return jax.tree.map_with_path(decay, tree)

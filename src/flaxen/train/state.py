@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from jax.sharding import SingleDeviceSharding
 
 from flaxen.core.dot import is_leaf_type
 from flaxen.core.errors import CheckpointError, ConfigError
-from flaxen.core.tree import is_param, module, paths, rebuild, static
+from flaxen.core.tree import buffers, is_param, module, name_of, paths, rebuild, static
 from flaxen.families.config import abstract_module, hf_config
 from flaxen.layers.runtime import FILE, Runtime
 from flaxen.models.fold import Folded, folded, stack_params
@@ -57,7 +57,7 @@ class State:
         return cls(step=jnp.zeros((), jnp.int32), params=params, opt_state=state, tx=tx, **static)
 
     def apply_gradients(self, grads: Any) -> Any:
-        """The state after one update of the optimiser.
+        """The state after one update of the optimiser, which moves no buffer.
 
         Raises:
             ConfigError: there is no optimiser.
@@ -67,6 +67,10 @@ class State:
         if self.tx is None:
             raise ConfigError("This state has no optimiser; create it with tx=optax.adamw(1e-4).")
         updates, moments = self.tx.update(grads, self.opt_state, self.params)
+        held = set(buffers(self.params))
+        updates = jax.tree.map_with_path(
+            lambda path, x: jnp.zeros_like(x) if name_of(path) in held else x, updates
+        )
         params = optax.apply_updates(self.params, updates)
         return dataclasses.replace(self, step=self.step + 1, params=params, opt_state=moments)
 
@@ -80,7 +84,8 @@ class State:
             raise ConfigError("This runtime has no mesh; make one with placement_on('fsdp=-1').")
         # Folded or not, the layers stay as they are.
         runtime = dataclasses.replace(runtime, scan_layers=isinstance(self.params.layers, Folded))
-        where = jax.tree.map(lambda x: x.sharding, _shapes(self.config_json, runtime, self.params))
+        kinds = {path: x.dtype for path, x in paths(self.params).items()}
+        where = jax.tree.map(lambda x: x.sharding, _shapes(self.config_json, runtime, kinds))
         params = jax.device_put(self.params, where)
         moments = self.opt_state
         if self.tx is not None:
@@ -115,7 +120,8 @@ class State:
             CheckpointError: nothing is there, it is damaged, or `tx` is another optimiser.
         """
         config, runtime = read_about(folder, runtime)
-        params = _shapes(config, runtime)
+        saved = Checkpoints(Path(folder), {})
+        params = _shapes(config, runtime, saved.dtypes("params"))
         like = cls(
             step=_scalar(params),
             params=params,
@@ -125,7 +131,7 @@ class State:
             runtime=runtime,
             config_json=config,
         )
-        return Checkpoints(Path(folder), {}).restore(like)[1]
+        return saved.restore(like)[1]
 
 
 def read_about(folder: str | Path, runtime: Runtime | None = None) -> tuple[str, Runtime]:
@@ -144,13 +150,12 @@ def read_about(folder: str | Path, runtime: Runtime | None = None) -> tuple[str,
     return config, runtime or Runtime.from_json(saved)
 
 
-def _shapes(config_json: str, runtime: Runtime, like: Any = None) -> Any:
-    """Shape, dtype and place of each weight: with the dtypes of `like`, or the config's."""
+def _shapes(config_json: str, runtime: Runtime, kinds: Mapping[str, Any]) -> Any:
+    """Shape, dtype and place of each weight: with dtypes by path, or else the config's."""
     raw = json.loads(config_json)
     abstract, _, _ = abstract_module(hf_config(raw))
     abstract = folded(abstract, stack_params) if runtime.folds else abstract
     one = SingleDeviceSharding(jax.devices()[0])
-    kinds = {} if like is None else {path: x.dtype for path, x in paths(like).items()}
     default = jnp.dtype(raw.get("dtype") or np.float32)
 
     def described(path: str, param: Any) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from flaxen.core.errors import ConfigError
-from flaxen.core.tree import combine, module, partition
+from flaxen.core.tree import buffers, combine, module, name_of, partition
 from flaxen.layers.runtime import Runtime
 from flaxen.quantize import QuantizedWeight
 from flaxen.train.gradient import Gradient, Loss, gradient_of
@@ -102,8 +102,11 @@ def make_trainer(
     if objective.compares and reference is None and not adapters(tree):
         reference = tree
     if config.dtype is not None:
-        narrow = lambda tree: jax.tree.map(
-            lambda x: _in_dtype(x, config.dtype), tree, is_leaf=_is_packed
+        held, kind = set(buffers(tree)), config.dtype
+        narrow = lambda tree: jax.tree.map_with_path(
+            lambda path, x: x if name_of(path) in held else _in_dtype(x, kind),
+            tree,
+            is_leaf=_is_packed,
         )
         weights, reference = narrow(weights), narrow(reference)
         if not adapters(tree):
@@ -135,12 +138,13 @@ def make_trainer(
 
 
 def trainable(tree: Any) -> Callable[[str, Any], bool]:
-    """Which leaves are trained: the adapters if there are any, else every float."""
+    """Which leaves are trained: the adapters if there are any, else every float but buffers."""
     found = adapters(tree)
     if found:
         wanted = {f"{path}.{side}" for path in found for side in "ab"}
         return lambda path, leaf: path in wanted
-    return lambda path, leaf: jnp.issubdtype(leaf.dtype, jnp.floating)
+    held = set(buffers(tree))
+    return lambda path, leaf: jnp.issubdtype(leaf.dtype, jnp.floating) and path not in held
 
 
 def trained_tree(state: TrainState, tree: Any) -> Any:

@@ -11,7 +11,6 @@ import math
 import re
 import zlib
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import jax
@@ -22,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 
 from flaxen.core.dot import dot, is_leaf_type, rows
 from flaxen.core.errors import ConfigError, did_you_mean
-from flaxen.core.tree import module, paths, static
+from flaxen.core.tree import module, name_of, paths, static
 from flaxen.layers.linear import Linear
 from flaxen.models.fold import in_body
 from flaxen.quantize import QuantizedWeight
@@ -173,9 +172,8 @@ def _merged(leaf: LowRank) -> jax.Array:
 
 def map_linears(change: Callable[[str, Linear], Linear], tree: Any) -> Any:
     """`tree` with `change(path, projection)` in place of every projection."""
-    name = partial(jax.tree_util.keystr, simple=True, separator=".")
     return jax.tree.map_with_path(
-        lambda path, x: change(name(path), x) if _is_linear(x) else x, tree, is_leaf=_is_linear
+        lambda path, x: change(name_of(path), x) if _is_linear(x) else x, tree, is_leaf=_is_linear
     )
 
 
