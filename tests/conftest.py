@@ -65,7 +65,6 @@ def _modules_are_not_garbage():
     gc.unfreeze()
 
 
-
 @pytest.fixture(scope="session", autouse=True)
 def _compile_once(tmp_path_factory):
     """A program that is built again, by a process of its own too, is not compiled again.
