@@ -45,7 +45,7 @@ $(STAMP): pyproject.toml
 	@touch $@
 
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: venv
 	$(BIN)/ruff check

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -110,6 +111,7 @@ def wrong_arrows(code: str, module: str) -> list[str]:
     return found
 
 
+@functools.cache
 def modules() -> dict[str, Path]:
     found = {module_of(path): path for path in sorted(SOURCE.rglob("*.py"))}
     del found["flaxen"]
