@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import golden
 import pytest
 
 from flaxen.core.errors import ConfigError
@@ -318,6 +319,27 @@ def test_architectures_that_are_no_names_are_refused(classes):
 def test_an_absurd_number_of_layers_is_refused():
     with pytest.raises(ConfigError, match="num_hidden_layers=2000000000; expected at most"):
         build(num_hidden_layers=2_000_000_000)
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [("bloom", "n_head"), ("bart", "decoder_attention_heads"), ("llama", "head_dim")],
+)
+@pytest.mark.parametrize(("value", "words"), [(10**9, "at most"), (0, "1 or more")])
+def test_an_absurd_number_of_heads_or_channels_is_refused(name, key, value, words):
+    with pytest.raises(ConfigError, match=f"{key}={value}; expected {words}"):
+        abstract_module(hf_config(golden.case(name).config | {key: value}))
+
+
+def test_fewer_than_no_layers_are_refused():
+    with pytest.raises(ConfigError, match="num_hidden_layers=-1; expected 0 or more"):
+        build(num_hidden_layers=-1)
+
+
+def test_a_value_that_a_family_cannot_count_with_is_named_among_those_read_last():
+    config = golden.case("bart").config | {"d_model": None}
+    with pytest.raises(ConfigError, match="No bart model.*Read last were .*d_model=None"):
+        abstract_module(hf_config(config))
 
 
 @pytest.mark.parametrize("key", ["vocab_size", "hidden_size", "num_attention_heads"])
