@@ -15,7 +15,7 @@ from flaxen.families.family import Family, Reading
 from flaxen.families.rope_keys import check_layers, one_spelling
 
 BOUNDS = (
-    (re.compile(r"(|.*_)(n|num|encoder|decoder)(|_.*)_layers?"), 0, 2048),
+    (re.compile(r"(|.*_)(n|num|encoder|decoder)(|_.*)_layers?|depth"), 0, 2048),
     (re.compile(r".*(layers?|experts)"), None, 2048),
     (re.compile(r".*heads?|num_kv_heads|num_key_value_heads"), 1, 2**16),
     (re.compile(r"hidden_size|n_embd|d_model|d_kv|(|.*_)dim"), 1, 2**24),
