@@ -151,7 +151,8 @@ def _samples(audio: Any, rate: int) -> np.ndarray:
         )
     if not isinstance(rate, int | np.integer) or rate not in RATES:
         raise InputError(
-            f"rate is {rate!r}; expected {RATES[0]} to {RATES[-1]} samples a second, such as {RATE}."
+            f"rate is {rate!r}; expected {RATES[0]} to {RATES[-1]} samples a second, such as "
+            f"{RATE}."
         )
     samples = resampled(audio, int(rate))
     if len(samples) < SHORTEST * HOP:

@@ -76,7 +76,8 @@ def tokenized(tok: PreTrainedTokenizerFast, text: str, **how: Any) -> Any:
             raise
         at = text.index(half)
         raise InputError(
-            f"The text has {half!r} at character {at}, which is half of one; expected text in UTF-8."
+            f"The text has {half!r} at character {at}, which is half of one; expected text in "
+            "UTF-8."
         ) from error
 
 
