@@ -331,6 +331,31 @@ def test_an_absurd_number_of_heads_or_channels_is_refused(name, key, value, word
         abstract_module(hf_config(golden.case(name).config | {key: value}))
 
 
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("llama", {"intermediate_size": -4}, "gate_proj.weight would have -4 mlp"),
+        ("bert", {"max_position_embeddings": 0}, "embed_positions.weight would have 0 positions"),
+        ("mamba", {"intermediate_size": 1.5}, "would have .*1.5 mlp"),
+        ("mamba", {"conv_kernel": 0}, "conv_kernel=0; expected 1 or more"),
+        ("bert", {"hidden_dropout_prob": 2.0}, "hidden_dropout_prob=2.0; expected at most 1"),
+        ("llama", {"rms_norm_eps": -1.0}, "rms_norm_eps=-1.0; expected 0 or more"),
+        ("llama", {"num_key_value_heads": 3}, "4 query heads cannot .* among 3 key heads"),
+        ("bamba", {"mamba_n_groups": 3}, "heads cannot be shared evenly among 3 groups"),
+        ("qwen3_next", {"linear_num_value_heads": 3}, "3 value heads cannot .* among 2 key heads"),
+        ("qwen2_5_vl", {"vision_config": {"depth": 10**9}}, "depth=1000000000; expected at most"),
+    ],
+)
+def test_sizes_of_which_there_is_no_model_are_refused(name, change, words):
+    with pytest.raises(ConfigError, match=words):
+        abstract_module(hf_config(golden.case(name).config | change))
+
+
+def test_a_config_may_have_labels_by_number():
+    config = {**TINY, "model_type": "llama", "id2label": {0: "no", 1: "yes"}}
+    assert len(abstract_module(hf_config(config))[0].layers) == 3
+
+
 def test_fewer_than_no_layers_are_refused():
     with pytest.raises(ConfigError, match="num_hidden_layers=-1; expected 0 or more"):
         build(num_hidden_layers=-1)

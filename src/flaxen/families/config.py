@@ -10,6 +10,7 @@ from typing import Any
 
 from flaxen.core.errors import ConfigError
 from flaxen.core.hugging_face import transformers
+from flaxen.core.tree import is_param, paths
 from flaxen.families import find
 from flaxen.families.family import Family, Reading
 from flaxen.families.rope_keys import check_layers, one_spelling
@@ -21,6 +22,9 @@ BOUNDS = (
     (re.compile(r"hidden_size|n_embd|d_model|d_kv|(|.*_)dim"), 1, 2**24),
     (re.compile(r"vocab_size"), 1, None),
     (re.compile(r"num_labels"), None, 2**20),
+    (re.compile(r"num_experts_per_tok|.*_kernel(_dim|_size)?|.*_d_conv"), 1, None),
+    (re.compile(r"(|.*_)(dropout(|_prob|_p|_rate)|pdrop)"), 0, 1),
+    (re.compile(r".*eps(ilon)?"), 0, None),
 )
 """Numbers that a model can have of what is counted: each layer, expert and label has a name, each
 head a slope, each channel of a head a frequency. The first pattern that is a whole key decides.
@@ -90,9 +94,9 @@ def check_counts(raw: Mapping[str, Any]) -> None:
         if isinstance(value, Mapping):
             check_counts(value)
             continue
-        least, most = next(((a, b) for name, a, b in BOUNDS if name.fullmatch(key)), (None, None))
-        if type(value) is not int:
+        if type(value) not in (int, float) or not isinstance(key, str):
             continue
+        least, most = next(((a, b) for name, a, b in BOUNDS if name.fullmatch(key)), (None, None))
         if least is not None and value < least:
             raise ConfigError(f"config.json says {key}={value}; expected {least} or more.")
         if most is not None and value > most:
@@ -126,7 +130,12 @@ def built(family: Family, config: Reading) -> Any:
         as null for a width. It is among those that were read last.
     """
     try:
-        return family.build(config)
+        module = family.build(config)
+        for path, weight in paths(module, is_param).items():
+            if not all(type(n) is int and n > 0 for n in weight.axes.values()):
+                sizes = ", ".join(f"{n} {axis}" for axis, n in weight.axes.items())
+                raise ValueError(f"{path} would have {sizes}")
+        return module
     except ConfigError:
         raise
     except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
