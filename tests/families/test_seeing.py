@@ -224,3 +224,11 @@ def test_the_words_are_those_of_the_text_config(tmp_path):
     assert wider.config.text_config.vocab_size == 140
     wider.save(tmp_path / "wider")
     assert flaxen.load(tmp_path / "wider").module.embed_tokens.vocab_size == 140
+
+
+@pytest.mark.parametrize("name", ["vit", "llava", "mistral3"])
+def test_no_pictures_at_all_are_refused(name):
+    vision = from_config(golden.case(name).config)
+    given = {"input_ids": np.full((1, 4), 5)} if name != "vit" else {}
+    with pytest.raises(InputError, match="expected .*as the image processor makes them"):
+        vision(**given, pixel_values=np.zeros((0, 3, 16, 16), np.float32))
