@@ -6,6 +6,7 @@ import io
 import json
 
 import encoder_cases
+import golden
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
@@ -146,6 +147,8 @@ def test_without_modules_it_is_the_mean(tmp_path):
         (flags(), [], "Pooling by"),
         ({"pooling_mode_strange": True, **flags("mean_tokens")}, [], "pooling_mode_strange"),
         ({"pooling_mode": "average"}, [], "average"),
+        ({"pooling_mode": 3}, [], "Pooling by .3."),
+        ({"pooling_mode": [{}]}, [], "Pooling by"),
         (flags("mean_tokens"), [("LSTM", {}, None)], "LSTM"),
         (flags("mean_tokens"), [("Dense", {"activation_function": "torch.Wave"}, None)], "Wave"),
     ],
@@ -169,6 +172,69 @@ def test_other_refusals(model, tmp_path):
     recipe_of.cache_clear()
     with pytest.raises(CheckpointError, match=r"\.\."):
         recipe_of(tmp_path)
+
+
+ONES = {name: np.ones(shape, np.float32) for name, shape in {"w": (3, 32), "b": (3,)}.items()}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "says"),
+    [
+        ({"linear.weight": ONES["w"]}, r"holds \['linear.weight'\]; expected .*'linear.bias'"),
+        ({"linear.weight": ONES["w"], "linear.bias": ONES["b"][:2]}, r"\(2,\).*expected \(outputs"),
+        ({"linear.weight": ONES["b"], "linear.bias": ONES["b"]}, r"expected \(outputs, inputs\)"),
+        ({"linear.weight": ONES["w"], "linear.bias": ONES["b"], "x": ONES["b"]}, "'x'.; expected"),
+    ],
+)
+def test_a_dense_layer_of_other_tensors_is_refused(tensors, says, tmp_path):
+    with pytest.raises(CheckpointError, match=says):
+        recipe_of(folder(tmp_path, flags("mean_tokens"), ("Dense", {}, tensors)))
+
+
+def test_a_dense_layer_of_another_width_is_refused(tmp_path):
+    tensors = {"linear.weight": ONES["w"][:, :31], "linear.bias": ONES["b"]}
+    path = folder(tmp_path, flags("mean_tokens"), ("Dense", {}, tensors))
+    with pytest.raises(ConfigError, match="takes vectors of 31 numbers; those before it have 32"):
+        flaxen.load(path).embed("a")
+
+
+@pytest.mark.parametrize(
+    ("limits", "says"),
+    [
+        ({"max_seq_length": 0}, "max_seq_length of sentence_bert_config.json is 0"),
+        ({"max_seq_length": -1}, "is -1; expected a whole number of at least 1"),
+        ({"max_seq_length": "long"}, "is 'long'"),
+        ({"do_lower_case": "no"}, "do_lower_case of sentence_bert_config.json is 'no'"),
+        ({"prompts": {"prompts": {"query": 3}}}, "prompt 'query' is 3; expected str"),
+        ({"prompts": {"prompts": ["query"]}}, "prompts is .*; expected dict"),
+        ({"prompts": {"default_prompt_name": 3}}, "default_prompt_name is 3; expected str or None"),
+    ],
+)
+def test_limits_and_prompts_of_another_kind_are_refused(limits, says, tmp_path):
+    with pytest.raises(ConfigError, match=says):
+        recipe_of(folder(tmp_path, flags("mean_tokens"), **limits))
+
+
+def test_texts_that_are_none_are_refused(model):
+    with pytest.raises(InputError, match="texts are None; expected a string"):
+        model.embed(None)
+    with pytest.raises(InputError, match=r"'\\ud800' at character 2, which is half of one"):
+        model.embed("a \ud800")
+
+
+def test_a_model_without_a_greatest_length_takes_any(tmp_path):
+    config = {"model_type": "mamba", "vocab_size": 41, "hidden_size": 8, "num_hidden_layers": 1}
+    flaxen.pretrained.from_config(config).save(tmp_path, tokenizer=word_tokenizer(41))
+    model = flaxen.load(tmp_path)
+    short, long = model.embed(["a b", "a b c d " * 5])
+    np.testing.assert_allclose(short, model.embed("a b"), atol=2e-6)
+    assert np.abs(long - short).max() > 1e-3
+
+
+def test_what_reads_no_text_says_so(tmp_path):
+    golden.write_folder(golden.case("vit"), tmp_path)
+    with pytest.raises(InputError, match="it reads pixel_values, and no text"):
+        flaxen.load(tmp_path).embed("a", tok=word_tokenizer(41))
 
 
 def test_a_decoder_gives_vectors_too(tmp_path):

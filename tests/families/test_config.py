@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import golden
 import pytest
 
 from flaxen.core.errors import ConfigError
@@ -318,6 +319,52 @@ def test_architectures_that_are_no_names_are_refused(classes):
 def test_an_absurd_number_of_layers_is_refused():
     with pytest.raises(ConfigError, match="num_hidden_layers=2000000000; expected at most"):
         build(num_hidden_layers=2_000_000_000)
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [("bloom", "n_head"), ("bart", "decoder_attention_heads"), ("llama", "head_dim")],
+)
+@pytest.mark.parametrize(("value", "words"), [(10**9, "at most"), (0, "1 or more")])
+def test_an_absurd_number_of_heads_or_channels_is_refused(name, key, value, words):
+    with pytest.raises(ConfigError, match=f"{key}={value}; expected {words}"):
+        abstract_module(hf_config(golden.case(name).config | {key: value}))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("llama", {"intermediate_size": -4}, "gate_proj.weight would have -4 mlp"),
+        ("bert", {"max_position_embeddings": 0}, "embed_positions.weight would have 0 positions"),
+        ("mamba", {"intermediate_size": 1.5}, "would have .*1.5 mlp"),
+        ("mamba", {"conv_kernel": 0}, "conv_kernel=0; expected 1 or more"),
+        ("bert", {"hidden_dropout_prob": 2.0}, "hidden_dropout_prob=2.0; expected at most 1"),
+        ("llama", {"rms_norm_eps": -1.0}, "rms_norm_eps=-1.0; expected 0 or more"),
+        ("llama", {"num_key_value_heads": 3}, "4 query heads cannot .* among 3 key heads"),
+        ("bamba", {"mamba_n_groups": 3}, "heads cannot be shared evenly among 3 groups"),
+        ("qwen3_next", {"linear_num_value_heads": 3}, "3 value heads cannot .* among 2 key heads"),
+        ("qwen2_5_vl", {"vision_config": {"depth": 10**9}}, "depth=1000000000; expected at most"),
+    ],
+)
+def test_sizes_of_which_there_is_no_model_are_refused(name, change, words):
+    with pytest.raises(ConfigError, match=words):
+        abstract_module(hf_config(golden.case(name).config | change))
+
+
+def test_a_config_may_have_labels_by_number():
+    config = {**TINY, "model_type": "llama", "id2label": {0: "no", 1: "yes"}}
+    assert len(abstract_module(hf_config(config))[0].layers) == 3
+
+
+def test_fewer_than_no_layers_are_refused():
+    with pytest.raises(ConfigError, match="num_hidden_layers=-1; expected 0 or more"):
+        build(num_hidden_layers=-1)
+
+
+def test_a_value_that_a_family_cannot_count_with_is_named_among_those_read_last():
+    config = golden.case("bart").config | {"d_model": None}
+    with pytest.raises(ConfigError, match="No bart model.*Read last were .*d_model=None"):
+        abstract_module(hf_config(config))
 
 
 @pytest.mark.parametrize("key", ["vocab_size", "hidden_size", "num_attention_heads"])

@@ -234,3 +234,11 @@ def test_a_width_that_only_a_tower_alone_has_is_allowed(tmp_path):
     config["vision_config"]["projection_dim"] = 768
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert flaxen.load(tmp_path, abstract=True).loading.missing == []
+
+
+@pytest.mark.parametrize("name", ["vit", "llava", "mistral3"])
+def test_no_pictures_at_all_are_refused(name):
+    vision = from_config(golden.case(name).config)
+    given = {"input_ids": np.full((1, 4), 5)} if name != "vit" else {}
+    with pytest.raises(InputError, match="expected .*as the image processor makes them"):
+        vision(**given, pixel_values=np.zeros((0, 3, 16, 16), np.float32))

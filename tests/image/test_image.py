@@ -57,6 +57,17 @@ def seeing_folder(name, path):
     return folder
 
 
+def test_grey_levels_of_16_bits_are_scaled_and_of_32_refused(tmp_path):
+    levels = np.array([[0, 257, 32896, 65535]], np.uint16)
+    Image.fromarray(levels).save(tmp_path / "grey.png")
+    got = np.asarray(open_picture(tmp_path / "grey.png"))
+    np.testing.assert_array_equal(got, np.array([0, 1, 128, 255])[None, :, None].repeat(3, 2))
+    for kind in (np.int32, np.float32):
+        Image.fromarray(levels.astype(kind)).save(tmp_path / "grey.tiff")
+        with pytest.raises(InputError, match="32-bit numbers"):
+            open_picture(tmp_path / "grey.tiff")
+
+
 @pytest.fixture
 def picture(tmp_path):
     pixels = (np.random.default_rng(0).random((20, 28, 3)) * 255).astype(np.uint8)

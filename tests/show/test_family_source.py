@@ -27,6 +27,14 @@ def test_a_starting_file_builds_what_its_model_does(like):
     assert space["my_model"] is space["FAMILIES"]["my-model"].build
 
 
+@pytest.mark.parametrize("name", ["class", "decoder"])
+def test_a_name_that_python_or_the_file_has_already_makes_no_harm(name):
+    space: dict[str, object] = {}
+    exec(compile(starting_file(name, "llama"), "new.py", "exec"), space)
+    config = hf_config(golden.about("llama")["config"])
+    assert space["FAMILIES"][name].build(Reading(config)) == abstract_module(config)[0]
+
+
 def test_it_lists_the_keys_that_are_new():
     text = starting_file("gemma4_text", "gemma3_text")
     assert "# Keys of its config that gemma3_text's lacks" in text

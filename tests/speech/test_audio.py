@@ -61,6 +61,11 @@ def test_channels_are_mixed_and_a_real_writer_is_understood(tmp_path):
     np.testing.assert_allclose(got, x / 2, atol=1e-4)
 
 
+def test_floats_of_64_bits_may_be_too_loud_for_32(tmp_path):
+    (tmp_path / "x.wav").write_bytes(riff(3, 64, np.array([1e300, 0.5]).tobytes()))
+    np.testing.assert_array_equal(read_wav(tmp_path / "x.wav")[0], [np.inf, 0.5])
+
+
 @pytest.mark.parametrize(
     ("data", "words"),
     [
@@ -69,6 +74,8 @@ def test_channels_are_mixed_and_a_real_writer_is_understood(tmp_path):
         (riff(85, 16, bytes(8)), "kind 85 with 16 bits"),
         (riff(1, 12, bytes(8)), "12 bits"),
         (riff(1, 16, bytes(8), channels=0), "0 channels"),
+        (riff(1, 16, bytes(8), rate=1), "at 1 Hz; expected one or more, at 1000 to 1000000 Hz"),
+        (riff(1, 16, bytes(8), rate=2**32 - 5), "at 4294967291 Hz"),
         (riff(1, 16, bytes(8))[:30], "no samples"),
     ],
 )

@@ -11,6 +11,7 @@ from flaxen.cli.answer import Answer, answer
 from flaxen.cli.options import Count, Loading, Sampling, Source, about
 from flaxen.cli.output import remark, write_now
 from flaxen.core.errors import InputError
+from flaxen.core.whole_file import whole_file
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -90,7 +91,8 @@ class Conversation:
         system = [{"role": "system", "content": self.system}] if self.system else []
         line = json.dumps({"messages": [*system, *self.messages]}, ensure_ascii=False)
         try:
-            Path(path).expanduser().write_text(line + "\n", encoding="utf-8")
+            with whole_file(Path(path).expanduser()) as aside:
+                aside.write_text(line + "\n", encoding="utf-8")
         except OSError as error:
             raise InputError(f"Cannot write {path!r}: {error.strerror}.") from error
 

@@ -11,6 +11,7 @@ import numpy as np
 from flaxen.cli.options import Count, Json, Loading, Source, about, no_options
 from flaxen.cli.output import print_json, print_out, remark, write_now
 from flaxen.core.errors import InputError
+from flaxen.core.whole_file import whole_file
 
 SHOWN = 12
 """Texts in a table of cosines: as many as fit beside each other."""
@@ -46,7 +47,8 @@ def embed(
     )
     if output is not None:
         try:
-            np.save(output, vectors)
+            with whole_file(output) as aside, aside.open("wb") as file:
+                np.save(file, vectors)
         except OSError as error:
             raise InputError(f"{output} cannot be written: {error.strerror}.") from error
         remark(f"{output}: {vectors.shape[0]} vectors of {vectors.shape[1]} numbers, float32")

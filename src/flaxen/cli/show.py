@@ -82,14 +82,15 @@ def planned(mesh: str | None, plan: str | None) -> Placement | None:
 def _write_page(
     path: str, model: str, tree: Any, placement: Placement | None, uncut: list[str]
 ) -> None:
-    from pathlib import Path
-
+    from flaxen.core.whole_file import whole_file
     from flaxen.show import placement_page
 
     if placement is None:
         raise InputError("--html shows a mesh; say which one, for example --mesh fsdp=2,tp=4.")
     try:
-        Path(path).write_text(placement_page(model, tree, dict(placement.mesh.shape), uncut))
+        with whole_file(path) as aside:
+            page = placement_page(model, tree, dict(placement.mesh.shape), uncut)
+            aside.write_text(page, encoding="utf-8")
     except OSError as error:
         raise InputError(f"{path} cannot be written: {error.strerror}.") from None
     remark(f"Wrote {path}.")

@@ -30,6 +30,15 @@ def at_least(name: str, value: Any, least: int) -> None:
         raise ConfigError(f"{name} is {value!r}; expected a whole number of at least {least}.")
 
 
+def divides(part: str, least: int, whole: str, most: int) -> None:
+    """
+    Raises:
+        ConfigError: `most` of the one cannot be shared evenly among `least` of the other.
+    """
+    if least < 1 or most % least:
+        raise ConfigError(f"{most} {whole} cannot be shared evenly among {least} {part}.")
+
+
 def true_or_false(**values: Any) -> None:
     """
     Raises:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from flaxen.convert.formats.checkpoint import open_checkpoint, parse_json, read_json
+from flaxen.core.checks import at_least, of_kind, true_or_false
 from flaxen.core.errors import CheckpointError, ConfigError, InputError, did_you_mean
 from flaxen.embed.steps import POOLINGS, Dense, Normalize, Pool
 from flaxen.layers.linear import Linear
@@ -100,11 +101,12 @@ def recipe_of(folder: Path) -> Recipe:
     pooling = read_json(root / _path(kinds[1][1]) / "config.json")
     about = _optional(root / "config_sentence_transformers.json")
     length, lower = _limits(root / _path(kinds[0][1]))
+    prompts, default = _prompts(about)
     return Recipe(
         pool=_pool(pooling),
         steps=tuple(_step(root / _path(m), kind) for kind, m in kinds[2:]),
-        prompts=about.get("prompts") or {},
-        default=about.get("default_prompt_name"),
+        prompts=prompts,
+        default=default,
         max_length=length,
         lower=lower,
         prompt_counts=bool(pooling.get("include_prompt", True)),
@@ -130,7 +132,12 @@ def _modules(root: Path) -> list[dict[str, Any]]:
 
 def _path(part: Mapping[str, Any]) -> str:
     path = part.get("path", "")
-    if not isinstance(path, str) or Path(path).is_absolute() or ".." in Path(path).parts:
+    if (
+        not isinstance(path, str)
+        or "\0" in path
+        or Path(path).is_absolute()
+        or ".." in Path(path).parts
+    ):
         raise CheckpointError(f"modules.json names the path {path!r}; expected a folder inside.")
     return path
 
@@ -142,8 +149,20 @@ def _optional(file: Path) -> dict[str, Any]:
 def _limits(folder: Path) -> tuple[int | None, bool]:
     for file in sorted(folder.glob("sentence_*_config.json")):
         found = read_json(file)
-        return found.get("max_seq_length"), bool(found.get("do_lower_case", False))
+        length, lower = found.get("max_seq_length"), found.get("do_lower_case", False)
+        if length is not None:
+            at_least(f"max_seq_length of {file.name}", length, 1)
+        true_or_false(**{f"do_lower_case of {file.name}": lower})
+        return length, lower
     return None, False
+
+
+def _prompts(about: Mapping[str, Any]) -> tuple[dict[str, str], str | None]:
+    """The texts by name, and the name of the one that is put before others by itself."""
+    found, default = about.get("prompts") or {}, about.get("default_prompt_name")
+    of_kind(prompts=(found, dict), default_prompt_name=(default, str | None))
+    of_kind(**{f"prompt {name!r}": (text, str) for name, text in found.items()})
+    return found, default
 
 
 def _pool(config: Mapping[str, Any]) -> Pool:
@@ -151,9 +170,9 @@ def _pool(config: Mapping[str, Any]) -> Pool:
     if asked is None:
         names = [name for flag, name in FLAGS.items() if config.get(flag)]
     else:
-        names = [asked] if isinstance(asked, str) else list(asked)
+        names = asked if isinstance(asked, list) else [asked]
     strange = [flag for flag, on in config.items() if on is True and flag not in FLAGS]
-    odd = [name for name in names if name not in POOLINGS]
+    odd = [name for name in names if not isinstance(name, str) or name not in POOLINGS]
     odd += [flag for flag in strange if flag.startswith("pooling_mode")]
     if odd or not names:
         raise ConfigError(f"Pooling by {odd or names}; expected some of {', '.join(POOLINGS)}.")
@@ -171,7 +190,21 @@ def _step(folder: Path, kind: str) -> Any:
         raise ConfigError(f"A Dense has the activation {act!r}.{did_you_mean(act, ACTS)}")
     with open_checkpoint(folder) as tensors:
         found = {name: np.array(tensor.read()) for name, tensor in tensors.items()}
-    if "linear.weight" not in found:
-        raise CheckpointError(f"{folder} holds no linear.weight but {sorted(found)}.")
-    linear = Linear(weight=found["linear.weight"], bias=found.get("linear.bias"))
-    return Dense(linear=linear, act=ACTS[act])
+    return Dense(linear=_linear(folder, found, bool(config.get("bias", True))), act=ACTS[act])
+
+
+def _linear(folder: Path, found: Mapping[str, np.ndarray], biased: bool) -> Linear:
+    """
+    Raises:
+        CheckpointError: other tensors than its config says, or of shapes that do not fit.
+    """
+    names = ["linear.bias", "linear.weight"] if biased else ["linear.weight"]
+    if sorted(found) != names:
+        raise CheckpointError(f"{folder} holds {sorted(found)}; expected {names}.")
+    weight, bias = found["linear.weight"], found.get("linear.bias")
+    shapes = {name: x.shape for name, x in found.items()}
+    if weight.ndim != 2 or (bias is not None and bias.shape != weight.shape[:1]):
+        raise CheckpointError(
+            f"{folder} holds {shapes}; expected (outputs, inputs) and (outputs,)."
+        )
+    return Linear(weight=weight, bias=bias)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from flaxen.core.progress import Progress, reporting
 from flaxen.embed.recipe import Recipe, recipe_of
 from flaxen.generate.buckets import bucket
 from flaxen.layers.runtime import Runtime
-from flaxen.text import tokenizer
+from flaxen.text import tokenized, tokenizer
 
 NO_LIMIT = 10**9
 """Of models and tokenizers that know none; what tokenizers say then is no number of tokens."""
@@ -48,6 +48,8 @@ def embed(
         ConfigError: a folder that wants what is not known here.
     """
     one = isinstance(texts, str)
+    if not isinstance(texts, Iterable):
+        raise InputError(f"texts are {texts!r}; expected a string, or several.")
     given = [texts] if isinstance(texts, str) else list(texts)
     odd = next((x for x in given if not isinstance(x, str)), None)
     if odd is not None:
@@ -94,14 +96,15 @@ def _vectors(
 
 
 def _limit(model: Any, tok: Any, recipe: Recipe) -> int:
-    """The most tokens of a row."""
+    """The most tokens of a row; NO_LIMIT for a model that reads any length."""
     config = getattr(model.config, "max_position_embeddings", None)
     limits = [recipe.max_length, tok.model_max_length, model.module.longest() or config]
-    return int(min(NO_LIMIT, *(x for x in limits if x is not None)))
+    return int(min((x for x in limits if x is not None and x < NO_LIMIT), default=NO_LIMIT))
 
 
 def _tokens(tok: Any, text: str, limit: int) -> list[int]:
-    return tok(text, truncation=True, max_length=limit, verbose=False)["input_ids"]
+    cut: dict[str, Any] = {} if limit == NO_LIMIT else {"truncation": True, "max_length": limit}
+    return tokenized(tok, text, **cut)["input_ids"]
 
 
 def _batches(lengths: Sequence[int], size: int) -> Iterator[list[int]]:

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from flaxen.core.errors import ConfigError
 from flaxen.core.tree import module, static
 from flaxen.layers.linear import Linear
 from flaxen.layers.mlp import ACTIVATIONS
@@ -42,7 +43,17 @@ class Dense:
     act: static[str | None] = None
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """(B, D) -> (B, E)."""
+        """(B, D) -> (B, E).
+
+        Raises:
+            ConfigError: vectors of another width than it takes.
+        """
+        width = self.linear.weight.shape[1]
+        if x.shape[-1] != width:
+            raise ConfigError(
+                f"A Dense layer of modules.json takes vectors of {width} numbers; those before it "
+                f"have {x.shape[-1]}."
+            )
         y = self.linear(x)
         return y if self.act is None else ACTIVATIONS[self.act](y)
 

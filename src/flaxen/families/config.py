@@ -10,15 +10,25 @@ from typing import Any
 
 from flaxen.core.errors import ConfigError
 from flaxen.core.hugging_face import transformers
+from flaxen.core.tree import is_param, paths
 from flaxen.families import find
 from flaxen.families.family import Family, Reading
 from flaxen.families.rope_keys import check_layers, one_spelling
 
-COUNTED = re.compile(r"layers?$|experts$")
-SIZE = re.compile(r"vocab_size|hidden_size|n_embd|d_model|n_head|num_(attention|key_value)_heads")
-"""Sizes without which there is no model."""
-MOST = 2048
-"""Layers or experts of a model."""
+BOUNDS = (
+    (re.compile(r"(|.*_)(n|num|encoder|decoder)(|_.*)_layers?|depth"), 0, 2048),
+    (re.compile(r".*(layers?|experts)"), None, 2048),
+    (re.compile(r".*heads?|num_kv_heads|num_key_value_heads"), 1, 2**16),
+    (re.compile(r"hidden_size|n_embd|d_model|d_kv|(|.*_)dim"), 1, 2**24),
+    (re.compile(r"vocab_size"), 1, None),
+    (re.compile(r"num_labels"), None, 2**20),
+    (re.compile(r"num_experts_per_tok|.*_kernel(_dim|_size)?|.*_d_conv"), 1, None),
+    (re.compile(r"(|.*_)(dropout(|_prob|_p|_rate)|pdrop)"), 0, 1),
+    (re.compile(r".*eps(ilon)?"), 0, None),
+)
+"""Numbers that a model can have of what is counted: each layer, expert and label has a name, each
+head a slope, each channel of a head a frequency. The first pattern that is a whole key decides.
+"""
 
 
 def hf_config(raw: Mapping[str, Any]) -> Any:
@@ -74,8 +84,8 @@ def check_numbers(raw: Mapping[str, Any]) -> None:
 
 
 def check_counts(raw: Mapping[str, Any]) -> None:
-    """Each layer and each expert has names of its own: with an absurd number of them, writing the
-    names down would not end. Of what is multiplied or divided by there has to be one at least.
+    """With an absurd number of layers or heads, writing down what belongs to each would not end; of
+    what is multiplied or divided by there has to be one at least.
 
     Raises:
         ConfigError: naming the key.
@@ -83,10 +93,14 @@ def check_counts(raw: Mapping[str, Any]) -> None:
     for key, value in raw.items():
         if isinstance(value, Mapping):
             check_counts(value)
-        elif SIZE.fullmatch(key) and type(value) is int and value < 1:
-            raise ConfigError(f"config.json says {key}={value}; expected 1 or more.")
-        elif COUNTED.search(key) and type(value) is int and value > MOST:
-            raise ConfigError(f"config.json says {key}={value}; expected at most {MOST}.")
+            continue
+        if type(value) not in (int, float) or not isinstance(key, str):
+            continue
+        least, most = next(((a, b) for name, a, b in BOUNDS if name.fullmatch(key)), (None, None))
+        if least is not None and value < least:
+            raise ConfigError(f"config.json says {key}={value}; expected {least} or more.")
+        if most is not None and value > most:
+            raise ConfigError(f"config.json says {key}={value}; expected at most {most}.")
 
 
 def abstract_module(config: Any) -> tuple[Any, Family, Reading]:
@@ -97,7 +111,7 @@ def abstract_module(config: Any) -> tuple[Any, Family, Reading]:
         numbers would be wrong.
     """
     family, reading = find(config.model_type), Reading(config)
-    module = family.build(reading)
+    module = built(family, reading)
     overlooked = reading.unread_known()
     if overlooked:
         listed = ", ".join(f"{k}={v!r}" for k, v in overlooked.items())
@@ -106,3 +120,27 @@ def abstract_module(config: Any) -> tuple[Any, Family, Reading]:
             "Set these to their defaults if that is meant."
         )
     return module, family, reading
+
+
+def built(family: Family, config: Reading) -> Any:
+    """The abstract model of a config.
+
+    Raises:
+        ConfigError: also where a value is of another kind or size than the family counts with, such
+        as null for a width. It is among those that were read last.
+    """
+    try:
+        module = family.build(config)
+        for path, weight in paths(module, is_param).items():
+            if not all(type(n) is int and n > 0 for n in weight.axes.values()):
+                sizes = ", ".join(f"{n} {axis}" for axis, n in weight.axes.items())
+                raise ValueError(f"{path} would have {sizes}")
+        return module
+    except ConfigError:
+        raise
+    except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+        last = ", ".join(f"{key}={value!r}" for key, value in config.recent)
+        raise ConfigError(
+            f"No {config.model_type} model can be built of this config.json: {error}. Read last "
+            f"were {last}."
+        ) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from flaxen.convert.transforms import WeightTransform
 from flaxen.core.errors import ConfigError
 
 Names = Mapping[str, Any]
+Recent = deque[tuple[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,14 +128,16 @@ already put into other keys.
 
 
 class Reading:
-    """A config that remembers which of its keys were read.
+    """A config that remembers which of its keys were read, and the last few with their values in
+    `recent`, those of configs inside it too.
 
     Raises:
         ConfigError: when a family needs a key that the config lacks.
     """
 
-    def __init__(self, config: Any):
+    def __init__(self, config: Any, recent: Recent | None = None):
         self._config = config
+        self.recent: Recent = deque(maxlen=6) if recent is None else recent
         self._aliases: Mapping[str, str] = type(config).attribute_map
         self._read: set[str] = set()
         self._inner: dict[str, Reading] = {}
@@ -141,10 +145,12 @@ class Reading:
     def __getattr__(self, key: str) -> Any:
         self._read.add(self._aliases.get(key, key))
         try:
-            return getattr(self._config, key)
+            value = getattr(self._config, key)
         except AttributeError:
             kind = getattr(self._config, "model_type", "?")
             raise ConfigError(f"The config of this {kind} model lacks {key!r}.") from None
+        self.recent.append((key, value))
+        return value
 
     def inner(self, key: str, **changes: Any) -> Reading:
         """The config of a model inside this one, which must be read as well. changes: values of it
@@ -153,13 +159,14 @@ class Reading:
         config = copy.copy(getattr(self, key))
         for name, value in changes.items():
             setattr(config, name, value)
-        self._inner[key] = found = Reading(config)
+        self._inner[key] = found = Reading(config, self.recent)
         return found
 
     def get(self, key: str, default: Any = None) -> Any:
         """A key that not every config has, or whose None means the default."""
         self._read.add(self._aliases.get(key, key))
         value = getattr(self._config, key, None)
+        self.recent.append((key, value))
         return default if value is None else value
 
     def unread(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from flaxen.attention import Call, Extras, Mask, choose, vanilla
 from flaxen.cache import KeysValues, Order, keys_and_values
+from flaxen.core.checks import divides
 from flaxen.core.platform import platform
 from flaxen.core.tree import module, static
 from flaxen.layers.context import Context
@@ -165,7 +166,12 @@ def attention(
     scale: float | None = None,
     **slots: Any,
 ) -> Attention:
-    """Attention by sizes; `slots` are the other fields. `out_bias` follows `bias` unless given."""
+    """Attention by sizes; `slots` are the other fields. `out_bias` follows `bias` unless given.
+
+    Raises:
+        ConfigError: query heads that cannot be shared evenly among the key heads.
+    """
+    divides("key heads", kv_heads, "query heads", heads)
     D = {"embed": embed}
     Q, K = {"heads": heads, "head_dim": head_dim}, {"kv_heads": kv_heads, "head_dim": head_dim}
     return Attention(

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from flaxen.cache import Order, Recurrent, states
+from flaxen.core.checks import divides
 from flaxen.core.tree import module, ones_param, static, zeros_param
 from flaxen.layers.conv import ShortConv, short_conv
 from flaxen.layers.decay import Fade, first_document
@@ -143,8 +144,13 @@ def gated_delta_net(
     act: str,
     eps: float,
 ) -> GatedDeltaNet:
-    """By sizes; each key head serves value_heads / key_heads value heads."""
+    """By sizes; each key head serves value_heads / key_heads value heads.
+
+    Raises:
+        ConfigError: value heads that cannot be shared evenly among the key heads.
+    """
     ACTIVATIONS[act]
+    divides("key heads", key_heads, "value heads", value_heads)
     D, K = {"embed": embed}, {"kv_heads": key_heads}
     G = {**K, "group": value_heads // key_heads}
     H, V = {**K, "head_dim": key_dim}, {**G, "head_dim": value_dim}

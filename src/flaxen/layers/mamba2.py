@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from flaxen.cache import Order, Recurrent, states
+from flaxen.core.checks import divides
 from flaxen.core.tree import module, ones_param, static, zeros_param
 from flaxen.layers.conv import ShortConv, short_conv
 from flaxen.layers.decay import fading
@@ -104,9 +105,13 @@ def mamba2(
 ) -> Mamba2:
     """Mamba 2 by sizes, with the heads of its norm. Groups are to heads what key heads are to
     query heads, and are cut as these are.
+
+    Raises:
+        ConfigError: heads that cannot be shared evenly among the groups.
     """
     ACTIVATIONS[act]
     sizes = gate_norm.weight.axes
+    divides("groups", groups, "heads", sizes["heads"])
     D, N = {"embed": embed}, {"heads": sizes["heads"]}
     X, K = {**N, "head_dim": sizes["head_dim"]}, {"kv_heads": groups, "state": state}
     return Mamba2(

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from flaxen.attention import Scene
 from flaxen.core.errors import InputError
@@ -118,14 +119,14 @@ class Encoder(Skeleton):
                 f"input_ids have shape {ids.shape}; {self.kind()} takes "
                 f"{'(batch, choices, length)' if self.head.ids == 3 else '(batch, length)'}."
             )
-        token_ids(ids.reshape(-1, ids.shape[-1]), self.embed_tokens.vocab_size)
+        token_ids(ids.reshape(-1, ids.shape[-1]) if ids.size else ids, self.embed_tokens.vocab_size)
         fit = partial(fitting, ids.shape)
         self.check_length(ids.shape[-1])
         return (
             ids,
             fit("attention_mask", attention_mask),
             self._types(fit("token_type_ids", token_type_ids)),
-            fit("position_ids", position_ids),
+            self._placed(fit("position_ids", position_ids)),
             self.head.check(ids.shape, targets),
         )
 
@@ -206,6 +207,16 @@ class Encoder(Skeleton):
         most = self.longest()
         if most is not None and length > most:
             raise InputError(f"The rows have {length} tokens; this model has positions for {most}.")
+
+    def _placed(self, positions: Any) -> Any:
+        if self.embed_positions is not None and isinstance(positions, np.ndarray):
+            most = self.embed_positions.weight.shape[0]
+            if positions.min() < 0 or positions.max() >= most:
+                raise InputError(
+                    f"position_ids lie between {positions.min()} and {positions.max()}; this model "
+                    f"has positions 0 to {most - 1}."
+                )
+        return positions
 
     def _types(self, types: Any) -> Any:
         if types is not None and self.embed_types is not None and not isinstance(types, jax.Array):

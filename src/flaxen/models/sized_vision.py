@@ -35,7 +35,7 @@ class SizedTower(PackedTower):
             raise InputError("image_sizes belong to pixel_values, which are missing.")
         pixels = array(given["pixel_values"])
         channels = self.patches.weight.shape[1]
-        if pixels.ndim != 4 or pixels.shape[1] != channels:
+        if pixels.ndim != 4 or not len(pixels) or pixels.shape[1] != channels:
             raise InputError(
                 f"pixel_values have shape {pixels.shape}; expected (pictures, {channels}, height, "
                 "width), as the image processor makes them."

@@ -76,8 +76,11 @@ class Skeleton:
     def features(self, ids: jax.Array, mask: jax.Array, runtime: Runtime) -> jax.Array:
         """Hidden states of token ids (B, T) after the last layer, (B, T, D); mask (B, T) is 0 for
         padding.
+
+        Raises:
+            InputError: this model reads no text.
         """
-        raise NotImplementedError
+        raise InputError(f"This model is {self.kind()}: it reads {self.takes()[0]}, and no text.")
 
     @property
     def own_vectors(self) -> bool:

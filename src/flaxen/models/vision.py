@@ -64,6 +64,7 @@ class Tower:
         channels, (rows, columns) = self.patches.weight.shape[1], self.patches.size
         if (
             pixels.ndim != 4
+            or not len(pixels)
             or pixels.shape[1] != channels
             or not jnp.issubdtype(pixels.dtype, jnp.floating)
         ):

@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import importlib
 import inspect
+import keyword
 import re
 from functools import cached_property
 
@@ -89,6 +90,8 @@ def starting_file(name: str, like: str) -> str:
     imports = [line for node in source.statements if (line := _import(node, used))]
     body = [source.code(node) for node in parts]
     function = re.sub(r"\W", "_", name.lower())
+    if keyword.iskeyword(function) or function in used.union(*map(_defined, source.statements)):
+        function += "_family"
     last = re.sub(rf"\bdef {made.name}\(", f"def {function}(", source.code(made), count=1)
     body[parts.index(made)] = re.sub(rf'(FAMILIES,\s*)"{like}"', rf'\1"{name}"', last, count=1)
     imports = [f"{line}\n" if "__future__" in line else line for line in imports]

@@ -14,6 +14,11 @@ from flaxen.core.errors import InputError
 RATE = 16_000
 """Samples a second that Whisper hears."""
 
+RATES = range(1_000, 1_000_001)
+"""Samples a second that audio is taken with: others stand in damaged files, and would have every
+sample made into thousands, or of millions.
+"""
+
 PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE
 """Kinds of samples in a WAV file; an extensible one says its kind further on."""
 
@@ -41,8 +46,11 @@ def read_wav(path: str | Path) -> tuple[np.ndarray, int]:
     kind, channels, rate, _, _, bits = struct.unpack("<HHIIHH", form[:16])
     if kind == EXTENSIBLE and len(form) >= 26:
         (kind,) = struct.unpack("<H", form[24:26])
-    if channels < 1 or rate < 1:
-        raise InputError(f"{path} says {channels} channels at {rate} Hz; expected one or more.")
+    if channels < 1 or rate not in RATES:
+        raise InputError(
+            f"{path} says {channels} channels at {rate} Hz; expected one or more, at "
+            f"{RATES[0]} to {RATES[-1]} Hz."
+        )
     samples = _samples(chunks[b"data"], kind, bits, path)
     whole = len(samples) // channels * channels
     return samples[:whole].reshape(-1, channels).mean(1, dtype=np.float32), rate
@@ -83,7 +91,8 @@ def _samples(data: bytes, kind: int, bits: int, path: str | Path) -> np.ndarray:
     if (kind, bits) == (PCM, 32):
         return (np.frombuffer(data, "<i4") / 2**31).astype(np.float32)
     if kind == FLOAT and bits in (32, 64):
-        return np.frombuffer(data, f"<f{width}").astype(np.float32)
+        with np.errstate(over="ignore"):  # infinite, as what is too loud for 32 bits is
+            return np.frombuffer(data, f"<f{width}").astype(np.float32)
     raise InputError(
         f"{path} holds samples of kind {kind} with {bits} bits; expected PCM of 8, 16, 24 or 32 "
         "bits, or floats. Convert it, for example with 'ffmpeg -i FILE -c:a pcm_s16le FILE.wav'."

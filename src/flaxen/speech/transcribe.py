@@ -20,7 +20,7 @@ from flaxen.generate.rules import Rules, rules
 from flaxen.generate.settings import resolve
 from flaxen.models.audio import AudioEncoder
 from flaxen.shard import on_host
-from flaxen.speech.audio import RATE, read_wav, resampled
+from flaxen.speech.audio import RATE, RATES, read_wav, resampled
 from flaxen.speech.spectrogram import HOP, log_mel
 from flaxen.speech.timestamps import Piece, TimestampRule, pieces, rule
 from flaxen.speech.words import Words, words_of
@@ -149,9 +149,12 @@ def _samples(audio: Any, rate: int) -> np.ndarray:
             f"audio is {audio.dtype} of shape {audio.shape}; expected a WAV file, or finite floats "
             "of shape (T,) from -1 to 1: one channel."
         )
-    if not isinstance(rate, int) or rate < 1:
-        raise InputError(f"rate is {rate!r}; expected samples a second, such as {RATE}.")
-    samples = resampled(audio, rate)
+    if not isinstance(rate, int | np.integer) or rate not in RATES:
+        raise InputError(
+            f"rate is {rate!r}; expected {RATES[0]} to {RATES[-1]} samples a second, such as "
+            f"{RATE}."
+        )
+    samples = resampled(audio, int(rate))
     if len(samples) < SHORTEST * HOP:
         raise InputError(
             f"The audio has {len(samples) / RATE:.3f} s; expected {SHORTEST * HOP / RATE} s or "

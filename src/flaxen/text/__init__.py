@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flaxen.text.chat import encode_chat, encode_rendered, render_chat, render_with_mask
 from flaxen.text.streaming import TextStream
-from flaxen.text.tokenizer import decode, encode, tokenizer
+from flaxen.text.tokenizer import decode, encode, tokenized, tokenizer
 
 __all__ = [
     "TextStream",
@@ -14,5 +14,6 @@ __all__ = [
     "encode_rendered",
     "render_chat",
     "render_with_mask",
+    "tokenized",
     "tokenizer",
 ]

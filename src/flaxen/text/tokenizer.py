@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flaxen.convert.formats.hub import download_tokenizer
-from flaxen.core.errors import CheckpointError
+from flaxen.core.errors import CheckpointError, InputError
 from flaxen.core.hugging_face import transformers
 
 if TYPE_CHECKING:
@@ -59,6 +59,28 @@ def tokenizer(
     return found
 
 
+def tokenized(tok: PreTrainedTokenizerFast, text: str, **how: Any) -> Any:
+    """What a tokenizer makes of a text.
+
+    Raises:
+        InputError: for what is no text, or has halves of characters, as bytes that are not UTF-8
+        become on the command line.
+    """
+    try:
+        return tok(text, verbose=False, **how)
+    except TypeError as error:
+        if not isinstance(text, str):
+            raise InputError(f"The text is a {type(text).__name__}; expected a string.") from error
+        half = next((x for x in text if "\ud800" <= x <= "\udfff"), None)
+        if half is None:
+            raise
+        at = text.index(half)
+        raise InputError(
+            f"The text has {half!r} at character {at}, which is half of one; expected text in "
+            "UTF-8."
+        ) from error
+
+
 def encode(tok: PreTrainedTokenizerFast, text: str) -> list[int]:
     """Token ids of a text, with the tokenizer's own special tokens, but never a second BOS."""
     return encode_with_offsets(tok, text)[0]
@@ -69,7 +91,7 @@ def encode_with_offsets(
 ) -> tuple[list[int], list[tuple[int, int]]]:
     """`encode`, and the (start, stop) characters of each token; (0, 0) for those added."""
     # Called like this, a length limit or padding in tokenizer.json has no effect.
-    encoding = tok(text, return_offsets_mapping=True, verbose=False)
+    encoding = tokenized(tok, text, return_offsets_mapping=True)
     ids, offsets = encoding["input_ids"], encoding["offset_mapping"]
     bos = tok.bos_token_id
     if bos is not None and ids[:2] == [bos, bos] and offsets[0] == (0, 0) != offsets[1]:
