@@ -8,6 +8,7 @@ from flaxen.core.tree import zeros_param
 from flaxen.families.common import (
     LLAMA,
     MOE,
+    balance,
     decoder,
     packed,
     rotary,
@@ -68,4 +69,5 @@ PACKED = packed("mlp", "gate_proj", "up_proj", "down_proj")
 # What guesses a second token is not run.
 @family(FAMILIES, "ernie4_5_moe", ERNIE_MOE, PACKED, buffers=r"rotary_emb\.inv_freq|mtp_\w+\..*")
 def ernie_moe(c: Any) -> Decoder:
-    return decoder(c, with_attention(attn, ffn), head_bias=bool(c.use_bias))
+    bias = bool(c.use_bias)
+    return decoder(c, with_attention(attn, ffn), head_bias=bias, balance=balance(c))

@@ -6,7 +6,7 @@ from typing import Any
 
 from flaxen.convert.relation import Join
 from flaxen.core.tree import param, zeros_param
-from flaxen.families.common import LLAMA, decoder, self_attn, with_attention
+from flaxen.families.common import LLAMA, balance, decoder, self_attn, with_attention
 from flaxen.families.family import Family, family
 from flaxen.layers.attention import Attention
 from flaxen.layers.moe import ClippedExperts, MoE, moe
@@ -44,4 +44,4 @@ def experts(c: Any, i: int) -> MoE:
 
 @family(FAMILIES, "gpt_oss", STACKED)
 def gpt_oss(c: Any) -> Decoder:
-    return decoder(c, with_attention(attn, experts))
+    return decoder(c, with_attention(attn, experts), balance=balance(c))

@@ -5,22 +5,18 @@ Letters: N tokens, k experts of a token, D embed.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec as P
 
-from flaxen.core.errors import ConfigError
 from flaxen.core.tree import module, param, static, zeros_param
 from flaxen.layers.context import Context
+from flaxen.layers.expert_parallel import where_experts_live
 from flaxen.layers.grouped import grouped_dot
 from flaxen.layers.linear import Linear
 from flaxen.layers.mlp import ACTIVATIONS
 from flaxen.layers.runtime import Runtime
-from flaxen.shard import Placement
-from flaxen.shard.specs import mesh_axes, ways
 
 
 @module
@@ -42,8 +38,7 @@ class Projections:
 class Experts:
     """down(act(gate(x)) * up(x)) for each expert; a token's results are weighed and summed.
 
-    On a mesh, experts are computed where they live: each device sends its tokens through the
-    experts (and the part of `mlp`) that it holds, and the results are summed.
+    On a mesh, experts are computed where they live: see `expert_parallel`.
     """
 
     gate_proj: Projections
@@ -56,10 +51,10 @@ class Experts:
     ) -> jax.Array:
         """x (B, T, D), weights and chosen (B, T, k) -> (B, T, D)."""
         if runtime.placement is None:
-            return self._mix(x, weights, chosen).astype(x.dtype)
-        return _where_experts_live(self, runtime.placement, x, weights, chosen)
+            return self.mix(x, weights, chosen).astype(x.dtype)
+        return where_experts_live(self, runtime, x, weights, chosen)
 
-    def _mix(self, x: jax.Array, weights: jax.Array, chosen: jax.Array) -> jax.Array:
+    def mix(self, x: jax.Array, weights: jax.Array, chosen: jax.Array) -> jax.Array:
         """The weighted sum over a token's experts; numbers that are none of ours are left out."""
         k, count = chosen.shape[-1], self.gate_proj.weight.shape[0]
         where = jnp.where((chosen >= 0) & (chosen < count), chosen, count).reshape(-1)
@@ -110,72 +105,6 @@ class WeighedInputExperts(Experts):
 
     def leaving(self, y: jax.Array, weights: jax.Array) -> jax.Array:
         return y
-
-
-def _where_experts_live(
-    experts: Experts, placement: Placement, x: jax.Array, weights: jax.Array, chosen: jax.Array
-) -> jax.Array:
-    count, width, _ = experts.gate_proj.weight.shape
-    cut = placement.weight_spec({"experts": count, "mlp": width})
-    e, f = (mesh_axes(entry) for entry in cut)
-    rows = placement.activation_spec(x.shape, ("batch", "seq", "embed"))[:2]
-    tokens = P(*(tuple(a for a in mesh_axes(r) if a not in e + f) or None for r in rows))
-    inner, outer = P(*cut, None), P(cut[0], None, cut[1])
-    where = dataclasses.replace(
-        experts,
-        gate_proj=_specs(experts.gate_proj, inner, placement),
-        up_proj=_specs(experts.up_proj, inner, placement),
-        down_proj=_specs(experts.down_proj, outer, placement),
-    )
-
-    def here(experts: Experts, x: jax.Array, weights: jax.Array, chosen: jax.Array) -> jax.Array:
-        first = jax.lax.axis_index(e) * (count // ways(placement.mesh, e)) if e else 0
-        y = _biased_once(experts, f)._mix(x, weights, chosen - first)
-        return (jax.lax.psum(y, e + f) if e + f else y).astype(x.dtype)
-
-    run = jax.shard_map(
-        here,
-        mesh=placement.mesh,
-        in_specs=(where, tokens, tokens, tokens),
-        out_specs=tokens,
-        check_vma=False,
-    )
-    return run(experts, x, weights, chosen)
-
-
-def _specs(projections: Projections, spec: P, placement: Placement) -> Projections:
-    """How the weight is cut; of a leaf, how its parts are, which have its axes: those of size 1 are
-    whole.
-
-    Raises:
-        ConfigError: parts that are not cut as the weight is, as inputs that share a scale would lie
-            on two devices.
-    """
-
-    def part(x: Any) -> P:
-        for n, cut in zip(x.shape, spec, strict=True):
-            axes = mesh_axes(cut)
-            if n > 1 and n % ways(placement.mesh, axes):
-                raise ConfigError(
-                    f"The weights of these experts are stored in parts of shape {x.shape}, and {n} "
-                    f"does not divide by {'*'.join(axes)}={ways(placement.mesh, axes)}. Round them "
-                    "with a smaller group, or 8 bits, or not at all; or cut them otherwise."
-                )
-        return P(*(cut if n > 1 else None for n, cut in zip(x.shape, spec, strict=True)))
-
-    return Projections(
-        weight=jax.tree.map(part, projections.weight),
-        bias=None if projections.bias is None else P(*spec[:2]),
-    )
-
-
-def _biased_once(experts: Experts, axes: tuple[str, ...]) -> Experts:
-    """Each part of the inner width gives a part of the result, and one of them adds the bias."""
-    down = experts.down_proj
-    if down.bias is None or not axes:
-        return experts
-    bias = jnp.where(jax.lax.axis_index(axes) == 0, down.bias, 0)
-    return dataclasses.replace(experts, down_proj=Projections(weight=down.weight, bias=bias))
 
 
 @module

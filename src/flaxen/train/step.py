@@ -15,7 +15,7 @@ from flaxen.core.errors import ConfigError
 from flaxen.core.tree import combine, module, partition
 from flaxen.layers.cross_entropy import IGNORED
 from flaxen.layers.runtime import Runtime
-from flaxen.models.causal import whole_context
+from flaxen.models.causal import objective, whole_context
 from flaxen.quantize import QuantizedWeight
 from flaxen.train.config import TrainConfig
 from flaxen.train.optim import OPTIMIZERS, Schedule, decays, learning_rate
@@ -95,13 +95,13 @@ def make_trainer(
         opt_state=opt_state(optimizer, masters),
         bad=_zero(masters),
     )
-    loss = _loss(runtime)
+    score, loss = _loss(runtime, routers=False), _loss(runtime, routers=True)
     cast = lambda masters: jax.tree.map(lambda x, kind: x.astype(kind), masters, kinds)
     gradient = _gradient(loss, cast, jax.tree.map(lambda x: x.sharding, masters))
     step = _step(gradient, optimizer, learning_rate(config, steps), decays(trained), config)
 
     def evaluate(state: TrainState, frozen: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
-        return loss(cast(state.trained), frozen, {key: rows[0] for key, rows in batch.items()})
+        return score(cast(state.trained), frozen, {key: rows[0] for key, rows in batch.items()})
 
     where = jax.tree.map(lambda x: x.sharding, start)
     compiled = jax.jit(step, donate_argnums=0, out_shardings=(where, None))
@@ -140,7 +140,9 @@ def place_batch(batch: dict[str, np.ndarray], runtime: Runtime) -> Batch:
     }
 
 
-def _loss(runtime: Runtime) -> Loss:
+def _loss(runtime: Runtime, *, routers: bool) -> Loss:
+    """Sum of -log p, to which the loss of `routers` may be added where the config asks for it."""
+
     def loss(weights: Any, frozen: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
         decoder, ids = combine(weights, frozen), batch["ids"]
         ctx = whole_context(
@@ -151,9 +153,21 @@ def _loss(runtime: Runtime) -> Loss:
             segment_ids=batch.get("segments"),
             dropout_key=batch.get("dropout_keys"),
         )
+        if routers:
+            return objective(decoder, ids, batch["targets"], ctx, keep=_real(batch))
         return decoder.loss(ids, batch["targets"], ctx)
 
     return loss
+
+
+def _real(batch: Batch) -> jax.Array:
+    """Which tokens are of documents and not padding, (B, T): those of a row without segments reach
+    up to what its last target stands for.
+    """
+    if "segments" in batch:
+        return batch["segments"] > 0
+    left = jnp.cumsum((batch["targets"] != IGNORED)[:, ::-1], 1)[:, ::-1] > 0
+    return left | jnp.pad(left[:, :-1], [(0, 0), (1, 0)])
 
 
 def _gradient(loss: Loss, cast: Callable[[Any], Any], where: Any) -> Gradient:
