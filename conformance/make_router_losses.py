@@ -35,7 +35,9 @@ def routers(name: str, folder: Path) -> None:
     with torch.no_grad():
         out = model(**given, use_cache=False)
     keep = x["attention_mask"].reshape(-1, 1)
-    scores = np.stack([s.reshape(-1, s.shape[-1]).float().numpy() * keep for s in out.router_logits])
+    scores = np.stack(
+        [s.reshape(-1, s.shape[-1]).float().numpy() * keep for s in out.router_logits]
+    )
     arrays = {"router_logits": scores, "aux_loss": np.float32(out.aux_loss)}
     arrays["loss"], norms = gradients(model, x, uses)
     norms = {f"norm:{key}": np.float32(norm) for key, norm in norms.items()}

@@ -1,4 +1,4 @@
-"""Router logits and their loss against Transformers on torch (conformance/make_router_losses.py)."""
+"""Router logits and their loss against Transformers (conformance/make_router_losses.py)."""
 
 from __future__ import annotations
 

@@ -76,7 +76,9 @@ def compare(e: Experts, runtime: Runtime, chosen: jax.Array) -> None:
         np.testing.assert_allclose(g, w, atol=1e-5 * max(1, np.abs(w).max()))
 
 
-@pytest.mark.parametrize("mesh", ["ep=2", "ep=4,tp=2", "ep=8", "dp=2,ep=4", "sp=2,ep=2,fsdp=2"])
+@pytest.mark.parametrize(
+    "mesh", [None, "ep=2", "ep=4,tp=2", "ep=8", "dp=2,ep=4", "sp=2,ep=2,fsdp=2"]
+)
 def test_results_and_gradients_are_those_of_every_token_times_every_expert(mesh):
     compare(experts(), on(mesh), routed("random", 8, 6))
 

@@ -5,13 +5,17 @@ Letters: N tokens, k experts of a token, D embed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from flaxen.core.dot import product
+from flaxen.core.platform import platform
 from flaxen.core.tree import module, param, static, zeros_param
 from flaxen.layers.context import Context
+from flaxen.layers.expert_blocks import sum_of_experts
 from flaxen.layers.expert_parallel import where_experts_live
 from flaxen.layers.grouped import grouped_dot
 from flaxen.layers.linear import Linear
@@ -32,6 +36,11 @@ class Projections:
         if self.bias is not None:
             y = y + jnp.repeat(self.bias, sizes, axis=0, total_repeat_length=len(x))
         return y.astype(x.dtype)
+
+    def alone(self, x: jax.Array) -> jax.Array:
+        """The same of a projection without its first axis."""
+        y = product(x, self.weight, (((1,), (1,)), ((), ())))
+        return (y if self.bias is None else y + self.bias).astype(x.dtype)
 
 
 @module
@@ -60,14 +69,28 @@ class Experts:
         where = jnp.where((chosen >= 0) & (chosen < count), chosen, count).reshape(-1)
         order = jnp.argsort(where)
         sizes = jnp.bincount(where, length=count + 1)[:count]
-        rows, weights = x.reshape(-1, x.shape[-1])[order // k], weights.reshape(-1, 1)
-        rows = self.entering(rows, weights[order])
-        y = self.down_proj(
-            self.inner(self.gate_proj(rows, sizes), self.up_proj(rows, sizes)), sizes
-        )
+        tokens, shares, flat = order // k, weights.reshape(-1)[order], x.reshape(-1, x.shape[-1])
+        if platform() == "cpu":
+            y = sum_of_experts(type(self).alone, self, flat, shares, tokens, sizes)
+            return y.reshape(x.shape)
+        y = self.through(lambda p, rows: p(rows, sizes), flat[tokens], shares[:, None])
         ours = (where < count)[:, None]
-        y = self.leaving(jnp.where(ours, y[jnp.argsort(order)], 0), weights)
+        y = jnp.where(ours, y[jnp.argsort(order)], 0)
         return y.reshape(-1, k, x.shape[-1]).sum(1).reshape(x.shape)
+
+    def alone(self, x: jax.Array, weights: jax.Array) -> jax.Array:
+        """One expert's weighed results, of experts without their first axis; x (rows, D)."""
+        return self.through(Projections.alone, x, weights)
+
+    def through(
+        self, project: Callable[[Any, jax.Array], jax.Array], x: jax.Array, weights: jax.Array
+    ) -> jax.Array:
+        """The weighed results of rows (rows, D), weights (rows, 1); `project` is how a projection
+        is applied.
+        """
+        rows = self.entering(x, weights)
+        inner = self.inner(project(self.gate_proj, rows), project(self.up_proj, rows))
+        return self.leaving(project(self.down_proj, inner), weights)
 
     def inner(self, gate: jax.Array, up: jax.Array) -> jax.Array:
         """What the last projection is given, (rows, F)."""
