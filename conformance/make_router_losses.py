@@ -1,5 +1,5 @@
-"""Write what torch computes of routers: their logits, the loss of an uneven choice, and the gradient
-of a model's loss with it, for golden cases with experts. Run it in the torch environment:
+"""Write what torch computes of routers: logits, load-balancing loss, and the gradient of a model's
+loss with it, for golden cases with experts. Run it in the torch environment:
 
     .venv-torch/bin/python conformance/make_router_losses.py tests/data/routers mixtral gpt_oss ...
 
@@ -11,12 +11,13 @@ labels, at a coefficient that makes the loss of routers count.
 from __future__ import annotations
 
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import torch
 import transformers
-from make_golden import built, golden, gradients
+from make_golden import golden, gradients
 
 COEFFICIENT = 0.5
 
@@ -24,9 +25,20 @@ COEFFICIENT = 0.5
 def routers(name: str, folder: Path) -> None:
     case = golden.case(name)
     asked = {"output_router_logits": True, "router_aux_loss_coef": COEFFICIENT}
-    kwargs = {**case.about["config_kwargs"], **asked}
-    config = transformers.CONFIG_MAPPING[case.about["model_type"]](**kwargs)
-    model, _, _ = built(config, case.about["attention"])
+    with tempfile.TemporaryDirectory() as place:
+        golden.write_folder(case, place)
+        config = transformers.AutoConfig.from_pretrained(place, **asked)
+        model, info = transformers.AutoModelForCausalLM.from_pretrained(
+            place,
+            config=config,
+            dtype=torch.float32,
+            attn_implementation=case.about["attention"],
+            output_loading_info=True,
+        )
+    odd = {*info["missing_keys"], *info["unexpected_keys"], *info["mismatched_keys"]}
+    # Buffers may be missing: the model computes them.
+    assert odd.isdisjoint(dict(model.named_parameters())) and not info["unexpected_keys"]
+    model.eval()
     names = ("input_ids", "attention_mask", "position_ids", "labels")
     x = {key: case.arrays[key] for key in names if key in case.arrays}
     t = {key: torch.tensor(value).long() for key, value in x.items()}
