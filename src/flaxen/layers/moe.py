@@ -71,7 +71,7 @@ class Experts:
         sizes = jnp.bincount(where, length=count + 1)[:count]
         tokens, shares, flat = order // k, weights.reshape(-1)[order], x.reshape(-1, x.shape[-1])
         if platform() == "cpu":
-            y = sum_of_experts(type(self).alone, self, flat, shares, tokens, sizes)
+            y: Any = sum_of_experts(type(self).alone, self, flat, shares, tokens, sizes)
             return y.reshape(x.shape)
         y = self.through(lambda p, rows: p(rows, sizes), flat[tokens], shares[:, None])
         ours = (where < count)[:, None]

@@ -52,7 +52,7 @@ def z_loss(scores: Sequence[jax.Array], keep: jax.Array | None) -> jax.Array:
     arXiv 2202.08906, equation 5). Arguments as of `load_balancing`.
     """
     each = [(jax.nn.logsumexp(s, -1) ** 2, _weights(s, keep)) for s in scores]
-    total = sum(weight.sum() for _, weight in each)
+    total = sum((weight.sum() for _, weight in each), jnp.zeros(()))
     return sum((z * weight).sum() for z, weight in each) / jnp.maximum(total, 1)
 
 
