@@ -63,7 +63,7 @@ QUIET = {
     "phimoe": {"input_jitter_noise"},
     "bart": {"decoder_layerdrop", "encoder_layerdrop"},
 }
-QUIET["llama4_text"] |= {"router_jitter_noise"}
+QUIET["llama4_text"] |= {"router_aux_loss_coef", "router_jitter_noise"}
 QUIET["gemma3"] |= {"text_config.tie_word_embeddings"}
 QUIET["mistral3"] |= {"text_config.tie_word_embeddings"}
 for _type in ("mbart", "pegasus", "marian", "whisper"):
