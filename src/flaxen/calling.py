@@ -12,6 +12,7 @@ import numpy as np
 from flaxen.cache import Cache
 from flaxen.core.errors import CacheError, InputError
 from flaxen.core.tree import Param, walk
+from flaxen.layers.routers import Router
 from flaxen.models.inputs import array, fitting
 from flaxen.models.outputs import CausalOutput
 
@@ -54,6 +55,20 @@ def dropout_key(module: Any, rng: Any, train: bool) -> jax.Array | None:
             "dropout_rng=jax.random.key(0), or train=False."
         )
     return rng
+
+
+def router_logits(module: Any, asked: bool | None) -> bool | None:
+    """Whether a call gives the scores of routers; None is what the config says.
+
+    Raises:
+        InputError: a model without routers is asked for them.
+    """
+    if asked and not any(isinstance(part, Router) for part in walk(module)):
+        raise InputError(
+            "output_router_logits is True, and this model has no experts to choose from; call it "
+            "without."
+        )
+    return asked
 
 
 def prepared(

@@ -118,6 +118,7 @@ class Model(Editable, Continuing):
         *,
         segment_ids: Any = None,
         labels: Any = None,
+        output_router_logits: bool | None = None,
         **inputs: Any,
     ) -> Any:
         """What the model makes of its inputs, with Hugging Face's argument and result names.
@@ -129,6 +130,8 @@ class Model(Editable, Continuing):
         A causal language model gives logits. segment_ids (B, T) tells packed documents apart;
         past_key_values is a cache from `init_cache`, and a longer one comes back. extra_embedding
         (B, T, D) is added to the tokens' embeddings, where vision_mask (B, T) is not 0 if given.
+        output_router_logits gives the scores of routers, and adds their loss; None is what the
+        config says.
         A model that sees takes pixel_values, and what else says its page, docs/images.md.
         An encoder takes token_type_ids (B, T), and gives what its head does: see `models.heads`.
 
@@ -158,6 +161,7 @@ class Model(Editable, Continuing):
             calling.dropout_key(module, dropout_rng, train),
             output_hidden_states,
             output_attentions,
+            calling.router_logits(module, output_router_logits),
         )
         out = module.call(how, **only_taken(module, given))
         return out if return_dict else out.to_tuple()

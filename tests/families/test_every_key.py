@@ -76,7 +76,7 @@ QUIET = {
 # A fixed `alpha` takes the place of the factor; without `position_embedding_type` nothing turns.
 QUIET["hunyuan_v1_dense"] |= {"rope_parameters.factor"}
 QUIET["granitemoehybrid"] |= {"rope_parameters.rope_theta", "rope_parameters.rope_type"}
-QUIET["llama4_text"] |= {"router_jitter_noise"}
+QUIET["llama4_text"] |= {"router_aux_loss_coef", "router_jitter_noise"}
 QUIET["gemma3"] |= {"text_config.tie_word_embeddings"}
 QUIET["mistral3"] |= {"text_config.tie_word_embeddings"}
 for _type in ("mbart", "pegasus", "marian", "whisper"):

@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from flaxen.core.errors import ConfigError
 from flaxen.core.platform import compiling_for
-from flaxen.layers.grouped import grouped_dot
+from flaxen.layers.grouped import grouped_dot, in_tiles
 from flaxen.layers.moe import ClippedExperts, Experts, Projections, WeighedInputExperts
 from flaxen.layers.routers import NormalisedRouter, Router
 from flaxen.layers.runtime import PLAIN, Runtime
@@ -29,38 +29,62 @@ def by_hand(x: np.ndarray, weight: np.ndarray, sizes: list[int]) -> np.ndarray:
     return np.einsum("ri,roi->ro", x[: len(group)].astype(float), weight[group].astype(float))
 
 
-@pytest.mark.parametrize("platform", ["cpu", "gpu"])
 @pytest.mark.parametrize("sizes", [[3, 0, 5, 1], [0, 0, 9, 0], [9, 0, 0, 0], [0, 2, 0, 3]])
-def test_rows_meet_the_matrix_of_their_group(sizes, platform):
+def test_rows_meet_the_matrix_of_their_group(sizes):
     x, weight = draw(9, 4), draw(4, 5, 4, seed=1)
-    with compiling_for(platform):
-        got = grouped_dot(x, weight, jnp.array(sizes))
     want = by_hand(x, weight, sizes)
+    got = grouped_dot(x, weight, jnp.array(sizes))
     np.testing.assert_allclose(got[: len(want)], want, atol=1e-5)
 
 
-@pytest.mark.parametrize("sizes", [[3, 0, 5, 1], [0, 2, 0, 3]])
-def test_gradients_of_a_grouped_product(sizes):
-    x, weight, grad = draw(9, 4), draw(4, 5, 4, seed=1), draw(9, 5, seed=2)
-    used = sum(sizes)
-    grad[used:] = 0
-    _, back = jax.vjp(lambda x, w: grouped_dot(x, w, jnp.array(sizes)), x, jnp.asarray(weight))
-    dx, dw = back(grad)
-    group = np.repeat(np.arange(4), sizes)
-    np.testing.assert_allclose(
-        dx[:used], np.einsum("ro,roi->ri", grad[:used], weight[group]), atol=1e-5
-    )
+SHAPES = [(256, "float32", True), (128, "bfloat16", True), (96, "float32", False)]
+KERNEL = [[130, 0, 40, 70], [0, 0, 290, 0], [0, 120, 0, 3], [290, 0, 0, 0]]
+
+
+@pytest.mark.parametrize("sizes", KERNEL)
+def test_the_kernel_of_tpus_gives_the_same_and_so_do_its_gradients(sizes):
+    """Rows past the last group's have numbers, and gradients, that are none."""
+    x, weight, pull = draw(290, 128), draw(4, 256, 128, seed=1), draw(290, 256, seed=2)
+    used, group = sum(sizes), np.repeat(np.arange(4), sizes)
+
+    def loss(x, weight):
+        y = in_tiles(x, weight, jnp.array(sizes), interpret=True)
+        return jnp.where(jnp.arange(290)[:, None] < used, y * pull, 0).sum(), y
+
+    (_, y), (dx, dw) = jax.value_and_grad(loss, (0, 1), has_aux=True)(x, jnp.asarray(weight))
+    np.testing.assert_allclose(y[:used], by_hand(x, weight, sizes), atol=1e-3)
+    want = np.einsum("ro,roi->ri", pull[:used].astype(float), weight[group].astype(float))
+    np.testing.assert_allclose(dx[:used], want, atol=1e-3)
+    assert not dx[used:].any()
     for g in range(4):
-        want = grad[:used][group == g].T @ x[:used][group == g]
-        np.testing.assert_allclose(dw[g], want, atol=1e-5)
+        want = pull[:used][group == g].T.astype(float) @ x[:used][group == g]
+        np.testing.assert_allclose(dw[g], want, atol=1e-3)
 
 
-def test_groups_larger_than_a_block():
-    """With few groups and many rows, blocks of 128 rows are not enough for a group."""
-    sizes = [300, 1, 260, 0]
-    x, weight = draw(561, 4), draw(4, 5, 4, seed=1)
-    got = jax.jit(grouped_dot)(x, weight, jnp.array(sizes))
-    np.testing.assert_allclose(got, by_hand(x, weight, sizes), atol=1e-5)
+@pytest.mark.parametrize(("inputs", "dtype", "kernel"), SHAPES)
+def test_tpus_get_their_kernel_where_matrices_can_be_cut_into_tiles(inputs, dtype, kernel):
+    x = jax.ShapeDtypeStruct((300, inputs), dtype)
+    weight, sizes = jax.ShapeDtypeStruct((4, 128, inputs), dtype), jax.ShapeDtypeStruct((4,), "i4")
+    with compiling_for("tpu"):
+        text = jax.export.export(jax.jit(grouped_dot), platforms=["tpu"])(x, weight, sizes)
+    assert ("tpu_custom_call" in text.mlir_module()) == kernel
+
+
+def test_experts_of_more_tokens_than_a_block():
+    """With few experts and many tokens, blocks of 128 rows are not enough for one."""
+    rng, e = np.random.default_rng(4), experts()
+    x, weights = draw(1, 700, D), rng.random((1, 700, K)).astype(np.float32)
+    chosen = np.where(rng.random((1, 700, K)) < 0.9, [5, 0], [1, 7])
+    got = jax.jit(lambda *args: e(*args, PLAIN))(x, weights, chosen)
+    np.testing.assert_allclose(got, mixed_by_hand(e, x, weights, chosen), atol=1e-4)
+
+
+def test_experts_elsewhere_give_the_same():
+    """In one piece, as accelerators compute them."""
+    args = tuple(map(jnp.asarray, tokens()))
+    with compiling_for("gpu"):
+        got = experts()(*args, PLAIN)
+    np.testing.assert_allclose(got, mixed_by_hand(experts(), *tokens()), atol=1e-4)
 
 
 def test_sixteen_bit_weights_add_up_in_float32():

@@ -150,6 +150,7 @@ class Constant:
 
     proj: Linear
     embed_positions: static[None] = None
+    balance: static[None] = None
 
     def context(self, positions, scene, runtime, at=None, dropout_key=None):
         return None

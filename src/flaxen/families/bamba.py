@@ -7,7 +7,15 @@ from typing import Any
 
 from flaxen.convert.relation import Join
 from flaxen.families import granite
-from flaxen.families.common import LLAMA, decoder, head_dim, rotary, self_attn, with_attention
+from flaxen.families.common import (
+    LLAMA,
+    balance,
+    decoder,
+    head_dim,
+    rotary,
+    self_attn,
+    with_attention,
+)
 from flaxen.families.family import Family, family
 from flaxen.families.hybrid import maybe_absent
 from flaxen.families.mamba import joined2
@@ -114,5 +122,6 @@ def granite_ffn(c: Any, i: int) -> MoE | GatedMLP:
 def granitemoehybrid(c: Any) -> Decoder:
     # Without positions nothing turns; without experts there is no width of theirs.
     maybe_absent(c, "intermediate_size", "num_experts_per_tok", "attention_multiplier")
-    maybe_absent(c, "position_embedding_type", *MAMBA)
-    return granite.decoder(c, granite_ffn, granite_mixer)
+    maybe_absent(c, "position_embedding_type", "router_aux_loss_coef", *MAMBA)
+    loss = balance(c) if c.num_local_experts else None
+    return granite.decoder(c, granite_ffn, granite_mixer, balance=loss)

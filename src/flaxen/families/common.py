@@ -16,6 +16,7 @@ from flaxen.layers.linear import embedding, linear
 from flaxen.layers.mlp import GatedMLP, gated_mlp
 from flaxen.layers.norm import RMSNorm, rms_norm
 from flaxen.layers.rope import Rope, layer_rope, rope
+from flaxen.models.balance import RouterLoss
 from flaxen.models.decoder import Decoder
 
 LLAMA = {
@@ -155,3 +156,13 @@ def with_attention(
 ) -> Callable[[Any, int], Block]:
     """Llama's block around another attention and feed-forward network."""
     return partial(block, attn=attn, ffn=ffn)
+
+
+def balance(c: Any) -> RouterLoss:
+    """The loss of routers that training adds if `output_router_logits` says so."""
+    return RouterLoss(
+        k=c.num_experts_per_tok,
+        coef=float(c.get("router_aux_loss_coef", 0.0)),
+        z_coef=float(c.get("router_z_loss_coef", 0.0)),
+        asked=bool(c.get("output_router_logits", False)),
+    )

@@ -8,6 +8,7 @@ from flaxen.core.tree import zeros_param
 from flaxen.families.common import (
     LLAMA,
     MOE,
+    balance,
     decoder,
     packed,
     rotary,
@@ -85,4 +86,5 @@ PACKED = packed("mlp", "gate_proj", "up_proj", "down_proj")
     wide=r"gate\.weight",
 )
 def ernie_moe(c: Any) -> Decoder:
-    return decoder(c, with_attention(attn, ffn), head_bias=bool(c.use_bias))
+    bias = bool(c.use_bias)
+    return decoder(c, with_attention(attn, ffn), head_bias=bias, balance=balance(c))

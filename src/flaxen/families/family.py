@@ -104,7 +104,6 @@ HARMLESS = frozenset(
         "repad_logits_with_grad",
         "resid_pdrop",
         "return_dict",
-        "router_aux_loss_coef",
         "rope_local_base_freq",
         "rope_scaling",
         "rope_theta",

@@ -6,7 +6,7 @@ from typing import Any
 
 from flaxen.convert.relation import Join
 from flaxen.core.tree import ones_param, param, zeros_param
-from flaxen.families.common import LLAMA, decoder, self_attn
+from flaxen.families.common import LLAMA, balance, decoder, self_attn
 from flaxen.families.family import Family, family
 from flaxen.layers.around import WideRMSNorm
 from flaxen.layers.attention import Attention
@@ -59,4 +59,4 @@ def block(c: Any, i: int) -> Block:
 
 @family(FAMILIES, "gpt_oss", STACKED, not_half=r"norm\.weight")
 def gpt_oss(c: Any) -> Decoder:
-    return decoder(c, block, norm)
+    return decoder(c, block, norm, balance=balance(c))

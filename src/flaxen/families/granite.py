@@ -8,7 +8,7 @@ from typing import Any
 
 from flaxen.convert.relation import Join
 from flaxen.families import common
-from flaxen.families.common import LLAMA, dense, self_attn
+from flaxen.families.common import LLAMA, balance, dense, self_attn
 from flaxen.families.family import Family, family
 from flaxen.layers.around import Scaled
 from flaxen.layers.block import Block
@@ -25,7 +25,10 @@ def attn(c: Any, i: int) -> Any:
 
 
 def decoder(
-    c: Any, ffn: Callable[[Any, int], Any], attn: Callable[[Any, int], Any] = attn
+    c: Any,
+    ffn: Callable[[Any, int], Any],
+    attn: Callable[[Any, int], Any] = attn,
+    **slots: Any,
 ) -> Decoder:
     def block(c: Any, i: int) -> Block:
         smaller = Scaled(factor=float(c.residual_multiplier))
@@ -36,7 +39,11 @@ def decoder(
         )
 
     return common.decoder(
-        c, block, scale=float(c.embedding_multiplier), logit_scale=1 / c.logits_scaling
+        c,
+        block,
+        scale=float(c.embedding_multiplier),
+        logit_scale=1 / c.logits_scaling,
+        **slots,
     )
 
 
@@ -63,7 +70,7 @@ STACKED = LLAMA | {
 
 @family(FAMILIES, "granitemoe", STACKED)
 def granitemoe(c: Any) -> Decoder:
-    return decoder(c, experts)
+    return decoder(c, experts, balance=balance(c))
 
 
 def with_shared(c: Any, i: int) -> MoE:
@@ -82,4 +89,4 @@ SHARED = STACKED | {
 
 @family(FAMILIES, "granitemoeshared", SHARED)
 def granitemoeshared(c: Any) -> Decoder:
-    return decoder(c, with_shared)
+    return decoder(c, with_shared, balance=balance(c))

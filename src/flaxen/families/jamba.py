@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flaxen.families.common import MOE, decoder, dense, packed, self_attn, with_attention
+from flaxen.families.common import MOE, balance, decoder, dense, packed, self_attn, with_attention
 from flaxen.families.family import Family, family
 from flaxen.families.hybrid import maybe_absent
 from flaxen.families.mamba import joined
@@ -75,4 +75,4 @@ PACKED = packed("feed_forward", "gate_proj", "up_proj", "down_proj")
 def jamba(c: Any) -> Decoder:
     maybe_absent(c, "num_experts", "num_experts_per_tok", "mamba_dt_rank", "mamba_d_state")
     maybe_absent(c, "mamba_d_conv", "mamba_expand", "mamba_proj_bias", "mamba_conv_bias")
-    return decoder(c, with_attention(mixer, ffn))
+    return decoder(c, with_attention(mixer, ffn), balance=balance(c))

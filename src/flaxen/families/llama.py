@@ -12,6 +12,7 @@ from flaxen.convert.transforms import WeightRenaming
 from flaxen.families.common import (
     LLAMA,
     MOE,
+    balance,
     block,
     decoder,
     packed,
@@ -102,4 +103,4 @@ PACKED = (
 
 @family(FAMILIES, "mixtral", MIXTRAL, PACKED)
 def mixtral(c: Any) -> Decoder:
-    return decoder(c, with_attention(windowed_attn, experts))
+    return decoder(c, with_attention(windowed_attn, experts), balance=balance(c))

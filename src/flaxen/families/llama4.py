@@ -69,8 +69,9 @@ def llama4(c: Any) -> Decoder:
     # The config class has made lists of them.
     c.get("no_rope_layer_interval")
     c.get("interleave_moe_layer_step")
-    # Transformers does not read it.
+    # Transformers does not read them.
     c.get("router_jitter_noise")
+    c.get("router_aux_loss_coef")
     # Widths of layers that there may be none of.
     c.get("intermediate_size")
     c.get("intermediate_size_mlp")

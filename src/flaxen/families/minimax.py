@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from flaxen.convert.relation import Join
-from flaxen.families.common import decoder, head_dim, rms
+from flaxen.families.common import balance, decoder, head_dim, rms
 from flaxen.families.family import Family, family
 from flaxen.families.llama import MIXTRAL, PACKED, experts, windowed_attn
 from flaxen.layers.lightning import LightningAttention, lightning_attention
@@ -54,4 +54,4 @@ def block(c: Any, i: int) -> WeighedBlock:
 
 @family(FAMILIES, "minimax", MINIMAX, PACKED, buffers=DECAYS)
 def minimax(c: Any) -> Decoder:
-    return decoder(c, block)
+    return decoder(c, block, balance=balance(c))

@@ -11,6 +11,7 @@ from flaxen.families.common import (
     LLAMA,
     MOE,
     SANDWICH,
+    balance,
     decoder,
     dense,
     head_dim,
@@ -106,4 +107,4 @@ PACKED = packed("mlp", "gate_proj", "up_proj", "down_proj")
 
 @family(FAMILIES, "olmoe", MOE | INSIDE, PACKED)
 def olmoe(c: Any) -> Decoder:
-    return decoder(c, with_attention(olmoe_attn, experts))
+    return decoder(c, with_attention(olmoe_attn, experts), balance=balance(c))

@@ -7,7 +7,7 @@ from typing import Any
 from flaxen.attention import Mask
 from flaxen.core.errors import ConfigError
 from flaxen.families import common
-from flaxen.families.common import head_dim, self_attn
+from flaxen.families.common import balance, head_dim, self_attn
 from flaxen.families.family import Family, family
 from flaxen.families.llama import MIXTRAL, PACKED
 from flaxen.layers.block import Block
@@ -68,4 +68,4 @@ def phimoe(c: Any) -> Decoder:
     # Noise on the inputs is for training alone.
     c.get("input_jitter_noise")
     c.get("original_max_position_embeddings")
-    return common.decoder(c, block, norm, head_bias=bool(c.lm_head_bias))
+    return common.decoder(c, block, norm, head_bias=bool(c.lm_head_bias), balance=balance(c))

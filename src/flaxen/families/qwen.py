@@ -11,6 +11,7 @@ from flaxen.attention import Mask
 from flaxen.families.common import (
     LLAMA,
     MOE,
+    balance,
     decoder,
     dense,
     head_rms,
@@ -67,10 +68,11 @@ def qwen2_moe(c: Any) -> Decoder:
         mlp = gated_mlp(c.hidden_size, c.shared_expert_intermediate_size, c.hidden_act)
         return experts(c, i, shared_expert(mlp, c.hidden_size))
 
-    return decoder(c, with_attention(partial(self_attn, **bias), ffn))
+    return decoder(c, with_attention(partial(self_attn, **bias), ffn), balance=balance(c))
 
 
 @family(FAMILIES, "qwen3_moe", MOE, PACKED)
 def qwen3_moe(c: Any) -> Decoder:
     window = Mask(window=c.sliding_window or None)
-    return decoder(c, with_attention(partial(normed_attn, mask=window), experts))
+    attn = partial(normed_attn, mask=window)
+    return decoder(c, with_attention(attn, experts), balance=balance(c))

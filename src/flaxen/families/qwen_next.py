@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from flaxen.convert.relation import Join
-from flaxen.families.common import MOE, decoder, head_dim, self_attn
+from flaxen.families.common import MOE, balance, decoder, head_dim, self_attn
 from flaxen.families.family import Family, family
 from flaxen.families.gemma import head_norm, norm
 from flaxen.families.hybrid import maybe_absent
@@ -86,4 +86,4 @@ def qwen3_next(c: Any) -> Decoder:
     maybe_absent(c, "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim")
     maybe_absent(c, "linear_value_head_dim", "linear_conv_kernel_dim", "num_experts")
     maybe_absent(c, "num_experts_per_tok", "norm_topk_prob", "moe_intermediate_size")
-    return decoder(c, block, norm)
+    return decoder(c, block, norm, balance=balance(c))

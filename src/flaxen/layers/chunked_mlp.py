@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from flaxen.layers.context import Context
+from flaxen.layers.listening import is_heard, listening, tell
 
 Network = Callable[[jax.Array, Context], jax.Array]
 
@@ -29,8 +30,12 @@ def feed_forward(mlp: Network, x: jax.Array, ctx: Context) -> jax.Array:
     padded = jnp.pad(x, [(0, 0), (0, pieces * size - T), (0, 0)]).reshape(B, size, pieces, D)
 
     @jax.checkpoint
-    def one(piece: jax.Array) -> jax.Array:
-        return mlp(ctx.runtime.constrain(piece, "batch", "seq", "embed"), ctx)
+    def one(piece: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+        with listening(is_heard()) as scores:
+            y = mlp(ctx.runtime.constrain(piece, "batch", "seq", "embed"), ctx)
+        return y, tuple(scores)
 
-    y = jax.lax.map(one, jnp.moveaxis(padded, 2, 0))
-    return jnp.moveaxis(y, 0, 2).reshape(B, pieces * size, D)[:, :T]
+    y, scores = jax.lax.map(one, jnp.moveaxis(padded, 2, 0))
+    joined = lambda y: jnp.moveaxis(y, 0, 2).reshape(B, pieces * size, -1)[:, :T]
+    tell(*map(joined, scores))
+    return joined(y)

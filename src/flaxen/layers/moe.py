@@ -5,22 +5,22 @@ Letters: N tokens, k experts of a token, D embed.
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec as P
 
-from flaxen.core.errors import ConfigError
+from flaxen.core.dot import product
+from flaxen.core.platform import platform
 from flaxen.core.tree import module, param, static, zeros_param
 from flaxen.layers.context import Context
+from flaxen.layers.expert_blocks import sum_of_experts
+from flaxen.layers.expert_parallel import where_experts_live
 from flaxen.layers.grouped import grouped_dot
 from flaxen.layers.linear import Linear
 from flaxen.layers.mlp import ACTIVATIONS
 from flaxen.layers.runtime import Runtime
-from flaxen.shard import Placement
-from flaxen.shard.specs import mesh_axes, ways
 
 
 @module
@@ -37,13 +37,17 @@ class Projections:
             y = y + jnp.repeat(self.bias, sizes, axis=0, total_repeat_length=len(x))
         return y.astype(x.dtype)
 
+    def alone(self, x: jax.Array) -> jax.Array:
+        """The same of a projection without its first axis."""
+        y = product(x, self.weight, (((1,), (1,)), ((), ())))
+        return (y if self.bias is None else y + self.bias).astype(x.dtype)
+
 
 @module
 class Experts:
     """down(act(gate(x)) * up(x)) for each expert; a token's results are weighed and summed.
 
-    On a mesh, experts are computed where they live: each device sends its tokens through the
-    experts (and the part of `mlp`) that it holds, and the results are summed.
+    On a mesh, experts are computed where they live: see `expert_parallel`.
     """
 
     gate_proj: Projections
@@ -56,23 +60,37 @@ class Experts:
     ) -> jax.Array:
         """x (B, T, D), weights and chosen (B, T, k) -> (B, T, D)."""
         if runtime.placement is None:
-            return self._mix(x, weights, chosen).astype(x.dtype)
-        return _where_experts_live(self, runtime.placement, x, weights, chosen)
+            return self.mix(x, weights, chosen).astype(x.dtype)
+        return where_experts_live(self, runtime, x, weights, chosen)
 
-    def _mix(self, x: jax.Array, weights: jax.Array, chosen: jax.Array) -> jax.Array:
+    def mix(self, x: jax.Array, weights: jax.Array, chosen: jax.Array) -> jax.Array:
         """The weighted sum over a token's experts; numbers that are none of ours are left out."""
         k, count = chosen.shape[-1], self.gate_proj.weight.shape[0]
         where = jnp.where((chosen >= 0) & (chosen < count), chosen, count).reshape(-1)
         order = jnp.argsort(where)
         sizes = jnp.bincount(where, length=count + 1)[:count]
-        rows, weights = x.reshape(-1, x.shape[-1])[order // k], weights.reshape(-1, 1)
-        rows = self.entering(rows, weights[order])
-        y = self.down_proj(
-            self.inner(self.gate_proj(rows, sizes), self.up_proj(rows, sizes)), sizes
-        )
+        tokens, shares, flat = order // k, weights.reshape(-1)[order], x.reshape(-1, x.shape[-1])
+        if platform() == "cpu":
+            y: Any = sum_of_experts(type(self).alone, self, flat, shares, tokens, sizes)
+            return y.reshape(x.shape)
+        y = self.through(lambda p, rows: p(rows, sizes), flat[tokens], shares[:, None])
         ours = (where < count)[:, None]
-        y = self.leaving(jnp.where(ours, y[jnp.argsort(order)], 0), weights)
+        y = jnp.where(ours, y[jnp.argsort(order)], 0)
         return y.reshape(-1, k, x.shape[-1]).sum(1).reshape(x.shape)
+
+    def alone(self, x: jax.Array, weights: jax.Array) -> jax.Array:
+        """One expert's weighed results, of experts without their first axis; x (rows, D)."""
+        return self.through(Projections.alone, x, weights)
+
+    def through(
+        self, project: Callable[[Any, jax.Array], jax.Array], x: jax.Array, weights: jax.Array
+    ) -> jax.Array:
+        """The weighed results of rows (rows, D), weights (rows, 1); `project` is how a projection
+        is applied.
+        """
+        rows = self.entering(x, weights)
+        inner = self.inner(project(self.gate_proj, rows), project(self.up_proj, rows))
+        return self.leaving(project(self.down_proj, inner), weights)
 
     def inner(self, gate: jax.Array, up: jax.Array) -> jax.Array:
         """What the last projection is given, (rows, F)."""
@@ -110,72 +128,6 @@ class WeighedInputExperts(Experts):
 
     def leaving(self, y: jax.Array, weights: jax.Array) -> jax.Array:
         return y
-
-
-def _where_experts_live(
-    experts: Experts, placement: Placement, x: jax.Array, weights: jax.Array, chosen: jax.Array
-) -> jax.Array:
-    count, width, _ = experts.gate_proj.weight.shape
-    cut = placement.weight_spec({"experts": count, "mlp": width})
-    e, f = (mesh_axes(entry) for entry in cut)
-    rows = placement.activation_spec(x.shape, ("batch", "seq", "embed"))[:2]
-    tokens = P(*(tuple(a for a in mesh_axes(r) if a not in e + f) or None for r in rows))
-    inner, outer = P(*cut, None), P(cut[0], None, cut[1])
-    where = dataclasses.replace(
-        experts,
-        gate_proj=_specs(experts.gate_proj, inner, placement),
-        up_proj=_specs(experts.up_proj, inner, placement),
-        down_proj=_specs(experts.down_proj, outer, placement),
-    )
-
-    def here(experts: Experts, x: jax.Array, weights: jax.Array, chosen: jax.Array) -> jax.Array:
-        first = jax.lax.axis_index(e) * (count // ways(placement.mesh, e)) if e else 0
-        y = _biased_once(experts, f)._mix(x, weights, chosen - first)
-        return (jax.lax.psum(y, e + f) if e + f else y).astype(x.dtype)
-
-    run = jax.shard_map(
-        here,
-        mesh=placement.mesh,
-        in_specs=(where, tokens, tokens, tokens),
-        out_specs=tokens,
-        check_vma=False,
-    )
-    return run(experts, x, weights, chosen)
-
-
-def _specs(projections: Projections, spec: P, placement: Placement) -> Projections:
-    """How the weight is cut; of a leaf, how its parts are, which have its axes: those of size 1 are
-    whole.
-
-    Raises:
-        ConfigError: parts that are not cut as the weight is, as inputs that share a scale would lie
-            on two devices.
-    """
-
-    def part(x: Any) -> P:
-        for n, cut in zip(x.shape, spec, strict=True):
-            axes = mesh_axes(cut)
-            if n > 1 and n % ways(placement.mesh, axes):
-                raise ConfigError(
-                    f"The weights of these experts are stored in parts of shape {x.shape}, and {n} "
-                    f"does not divide by {'*'.join(axes)}={ways(placement.mesh, axes)}. Round them "
-                    "with a smaller group, or 8 bits, or not at all; or cut them otherwise."
-                )
-        return P(*(cut if n > 1 else None for n, cut in zip(x.shape, spec, strict=True)))
-
-    return Projections(
-        weight=jax.tree.map(part, projections.weight),
-        bias=None if projections.bias is None else P(*spec[:2]),
-    )
-
-
-def _biased_once(experts: Experts, axes: tuple[str, ...]) -> Experts:
-    """Each part of the inner width gives a part of the result, and one of them adds the bias."""
-    down = experts.down_proj
-    if down.bias is None or not axes:
-        return experts
-    bias = jnp.where(jax.lax.axis_index(axes) == 0, down.bias, 0)
-    return dataclasses.replace(experts, down_proj=Projections(weight=down.weight, bias=bias))
 
 
 @module

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from flaxen.core.dot import dot
 from flaxen.core.tree import buffer, module, param, static
+from flaxen.layers.listening import tell
 
 
 @module
@@ -26,7 +27,12 @@ class Router:
         return jax.lax.top_k(jax.nn.softmax(self.logits(x)), self.k)
 
     def logits(self, x: jax.Array) -> jax.Array:
-        """Scores of all experts, (B, T, E)."""
+        """Scores of all experts, (B, T, E), which who listens is told."""
+        scores = self.scores(x)
+        tell(scores)
+        return scores
+
+    def scores(self, x: jax.Array) -> jax.Array:
         return dot(x.astype(jnp.promote_types(x.dtype, jnp.float32)), self.weight)
 
 
@@ -46,10 +52,12 @@ class RouterOfChosen(Router):
     bias: Any = None
 
     def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        logits = self.logits(x)
-        logits = logits if self.bias is None else logits + self.bias.astype(logits.dtype)
-        best, chosen = jax.lax.top_k(logits, self.k)
+        best, chosen = jax.lax.top_k(self.logits(x), self.k)
         return jax.nn.softmax(best), chosen
+
+    def scores(self, x: jax.Array) -> jax.Array:
+        scores = Router.scores(self, x)
+        return scores if self.bias is None else scores + self.bias.astype(scores.dtype)
 
 
 @module

@@ -31,13 +31,17 @@ PURPOSES = (None, "train", "serve", "convert")
 
 @dataclasses.dataclass(frozen=True)
 class MLPSettings:
-    """scan: run feed-forward networks over pieces of at most `chunk` tokens, one after another."""
+    """scan: run feed-forward networks over pieces of at most `chunk` tokens, one after another.
+    exchange: send tokens to the devices that hold their experts where that can be, instead of
+    through the experts of every device.
+    """
 
     scan: bool = False
     chunk: int = 1024
+    exchange: bool = True
 
     def __post_init__(self) -> None:
-        true_or_false(**{"mlp.scan": self.scan})
+        true_or_false(**{"mlp.scan": self.scan, "mlp.exchange": self.exchange})
         at_least("mlp.chunk", self.chunk, 1)
 
 

@@ -14,7 +14,9 @@ from flaxen.core.tree import walk
 from flaxen.layers.attention import Attends
 from flaxen.layers.context import Context
 from flaxen.layers.cross_entropy import IGNORED
+from flaxen.layers.listening import listening
 from flaxen.layers.runtime import Runtime
+from flaxen.models.balance import load_balancing
 from flaxen.models.decoder import Decoder
 from flaxen.models.fold import attentions_of
 from flaxen.models.outputs import CausalOutput
@@ -97,7 +99,7 @@ def shifted(labels: jax.Array, segment_ids: jax.Array | None = None) -> jax.Arra
     return jnp.where(following == segment_ids, targets, IGNORED)
 
 
-@partial(jax.jit, static_argnames=("runtime", "hidden_states", "attentions"))
+@partial(jax.jit, static_argnames=("runtime", "hidden_states", "attentions", "router_logits"))
 def forward(
     decoder: Decoder,
     input_ids: jax.Array,
@@ -111,25 +113,56 @@ def forward(
     runtime: Runtime,
     hidden_states: bool = False,
     attentions: bool = False,
+    router_logits: bool | None = None,
 ) -> CausalOutput:
-    """Whole sequences -> logits, and the mean loss over all targets if labels are given."""
+    """Whole sequences -> logits, and the mean loss over all targets if labels are given, with that
+    of routers if their logits are asked for, or by the config.
+    """
     ctx = whole_context(
         decoder, input_ids.shape, runtime, attention_mask, position_ids, segment_ids, dropout_key
     )
-    x, _, states = decoder.hidden(input_ids, ctx, None, hidden_states or attentions, extra)
+    balance, keep = decoder.balance, ctx.scene.keep
+    asked = (balance is not None and balance.asked) if router_logits is None else router_logits
+    with listening(asked) as scores:
+        x, _, states = decoder.hidden(input_ids, ctx, None, hidden_states or attentions, extra)
+    balance = balance if scores else None
     logits, loss = decoder.logits(x, runtime), None
     if labels is not None:
         targets = shifted(labels, ctx.scene.q_segments)
         logp = jax.nn.log_softmax(logits.astype(jnp.promote_types(logits.dtype, jnp.float32)))
         picked = jnp.take_along_axis(logp, jnp.maximum(targets, 0)[..., None], -1)[..., 0]
-        keep = targets != IGNORED
-        loss = -jnp.where(keep, picked, 0).sum() / jnp.maximum(keep.sum(), 1)
+        counts = targets != IGNORED
+        loss = -jnp.where(counts, picked, 0).sum() / jnp.maximum(counts.sum(), 1)
+        loss = loss if balance is None else loss + balance.weighed(scores, keep)
     return CausalOutput(
         logits=logits,
         loss=loss,
         hidden_states=states if hidden_states else None,
         attentions=attentions_of(decoder.layers, states, ctx) if attentions else None,
+        aux_loss=None if balance is None else load_balancing(scores, balance.k, keep),
+        router_logits=tuple(s.reshape(-1, s.shape[-1]) for s in scores) if asked else None,
     )
+
+
+def objective(
+    decoder: Decoder,
+    ids: jax.Array,
+    targets: jax.Array,
+    ctx: Context,
+    extra: jax.Array | None = None,
+    keep: jax.Array | None = None,
+    **terms: float,
+) -> tuple[jax.Array, jax.Array]:
+    """`Decoder.loss`; where the config asks for it, the loss of routers is in its mean. keep (B, T)
+    is False for padding, as `ctx` says unless given; terms: as of `Decoder.loss`.
+    """
+    balance = decoder.balance
+    with listening(balance is not None and balance.asked) as scores:
+        total, count = decoder.loss(ids, targets, ctx, extra, **terms)
+    if balance is None or not scores:
+        return total, count
+    keep = ctx.scene.keep if keep is None else keep
+    return total + count * balance.weighed(scores, keep), count
 
 
 @partial(jax.jit, static_argnames=("runtime",))
@@ -148,7 +181,8 @@ def mean_loss(
     ctx = whole_context(
         decoder, input_ids.shape, runtime, attention_mask, position_ids, segment_ids
     )
-    total, count = decoder.loss(input_ids, shifted(labels, ctx.scene.q_segments), ctx, extra)
+    targets = shifted(labels, ctx.scene.q_segments)
+    total, count = objective(decoder, input_ids, targets, ctx, extra)
     return total / jnp.maximum(count, 1)
 
 

@@ -59,12 +59,14 @@ def call(
             runtime=how.runtime,
             hidden_states=how.hidden_states,
             attentions=how.attentions,
+            router_logits=how.router_logits,
         )
     only_new_tokens(
         segment_ids=segment_ids,
         labels=labels,
         output_attentions=how.attentions,
         output_hidden_states=how.hidden_states,
+        output_router_logits=how.router_logits,
         train=how.train,
     )
     valid = room_for(decoder, kept, ids, attention_mask)

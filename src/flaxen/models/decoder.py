@@ -18,6 +18,7 @@ from flaxen.layers.dropout import dropout
 from flaxen.layers.linear import Embedding, Linear, PositionTable
 from flaxen.layers.norm import Identity
 from flaxen.layers.runtime import PLAIN, Runtime
+from flaxen.models.balance import RouterLoss
 from flaxen.models.fold import for_each, run
 from flaxen.models.skeleton import How, Skeleton
 
@@ -26,7 +27,8 @@ from flaxen.models.skeleton import How, Skeleton
 class Decoder(Skeleton):
     """A causal language model. `lm_head` is None when the head is tied to the embeddings;
     `entry` is what these pass before the first layer, such as a norm; `embed_positions` is there
-    when positions are learned; `dropout` is of the embeddings.
+    when positions are learned; `dropout` is of the embeddings; `balance` is there when a
+    training loss of its routers is known.
     """
 
     embed_tokens: Embedding
@@ -38,6 +40,7 @@ class Decoder(Skeleton):
     logit_softcap: static[float | None] = None
     logit_scale: static[float] = 1.0
     dropout: static[float] = 0.0
+    balance: static[RouterLoss | None] = None
 
     generates: ClassVar[bool] = True
 

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from flaxen.core.tree import Param, is_param, module, paths, static
 from flaxen.layers.checkpointing import checkpointed
 from flaxen.layers.context import Context
+from flaxen.layers.listening import is_heard, listening, tell
 
 
 @module
@@ -193,15 +194,18 @@ def _run_body(
         if turns > 1:
             blocks = [_picked(b, lambda w, i: w[i], turn) for turn in range(turns) for b in blocks]
         passed = number * len(blocks)
-        x, cache, states = _run_list(blocks, x, ctx, cache, collect, first, passed)
-        return x, (cache, states)
+        with listening(is_heard()) as scores:
+            x, cache, states = _run_list(blocks, x, ctx, cache, collect, first, passed)
+        return x, (cache, states, scores)
 
     body = layers.body
     if turns > 1:
         apart = lambda w: w[:even].reshape(even // turns, turns, *w.shape[1:])
         body = jax.tree.map(apart, layers.body)
-    x, (past, stacked) = jax.lax.scan(step, x, (jnp.arange(even // turns), body, past))
+    each = jnp.arange(even // turns), body, past
+    x, (past, stacked, scores) = jax.lax.scan(step, x, each)
     states = [s[i] for i in range(even // turns) for s in stacked]
+    tell(*(s[i] for i in range(even // turns) for s in scores))
     odd = [
         _picked(block, lambda w, i: w[i], i)
         for i in range(even, layers.count)
@@ -234,7 +238,11 @@ def _run_list(
     further on by what a scan has `passed`.
     """
     new, states, how = [], [], ctx.runtime.checkpointing
-    call = lambda layer, x, ctx, cache: layer(x, ctx, cache)
+
+    def call(layer: Any, x: jax.Array, ctx: Context, cache: Any) -> tuple[Any, ...]:
+        with listening(is_heard()) as scores:
+            return *layer(x, ctx, cache), scores
+
     for i, layer in enumerate(layers):
         # Nothing learns through a cache.
         covered = (
@@ -243,7 +251,9 @@ def _run_list(
             else checkpointed(call, how, first + i, scanned=passed is not None)
         )
         number = first + i if passed is None else passed + (first + i)
-        x, cache = covered(layer, x, ctx.of_layer(number), None if caches is None else caches[i])
+        past = None if caches is None else caches[i]
+        x, cache, scores = covered(layer, x, ctx.of_layer(number), past)
+        tell(*scores)
         new.append(cache)
         if collect:
             states.append(x)

@@ -13,7 +13,9 @@ from flaxen.core.tree import module
 @module
 class CausalOutput:
     """logits: (B, T, V) float; loss: scalar, if labels were given; hidden_states: embeddings, then
-    each layer's (B, T, D), if asked; attentions: each layer's (B, N, T, T), if asked.
+    each layer's (B, T, D), if asked; attentions: each layer's (B, N, T, T), if asked; aux_loss:
+    that of routers, before its coefficient, and router_logits: (B * T, experts) of each layer that
+    has experts, if asked.
     """
 
     logits: jax.Array
@@ -21,10 +23,12 @@ class CausalOutput:
     past_key_values: Any = None
     hidden_states: tuple[jax.Array, ...] | None = None
     attentions: tuple[jax.Array, ...] | None = None
+    aux_loss: jax.Array | None = None
+    router_logits: tuple[jax.Array, ...] | None = None
 
     def to_tuple(self) -> tuple[Any, ...]:
-        """What there is, in Hugging Face's order: the loss first, if there is one."""
-        first = ("loss", "logits")
+        """What there is, in Hugging Face's order: losses first, if there are any."""
+        first = ("loss", "aux_loss", "logits")
         rest = (f.name for f in dataclasses.fields(self) if f.name not in first)
         return tuple(x for x in (getattr(self, name) for name in (*first, *rest)) if x is not None)
 

@@ -16,7 +16,8 @@ from flaxen.layers.runtime import Runtime
 class How:
     """What a call is told besides its inputs: how it runs, and what it gives back.
 
-    dropout_key is there only while training, and only where something is dropped.
+    dropout_key is there only while training, and only where something is dropped. router_logits
+    of None is what the config says.
     """
 
     runtime: Runtime
@@ -24,6 +25,7 @@ class How:
     dropout_key: jax.Array | None = None
     hidden_states: bool = False
     attentions: bool = False
+    router_logits: bool | None = None
 
 
 class Skeleton:

@@ -6,10 +6,11 @@ import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from flaxen.layers.cross_entropy import IGNORED
 from flaxen.layers.runtime import Runtime
-from flaxen.models.causal import whole_context
+from flaxen.models.causal import objective, whole_context
 from flaxen.models.skeleton import only_generating
 from flaxen.train.data.packing import Batches, make_batches
 from flaxen.train.data.records import Record, tokenise
@@ -58,7 +59,17 @@ class Causal(Objective):
                 key, (*ids.shape, model.embed_tokens.weight.shape[1]), config.neftune_alpha
             )
         terms = {"label_smoothing": config.label_smoothing, "z_loss": config.z_loss}
-        return model.loss(ids, batch["targets"], ctx, noise, **terms)[0], {}
+        return objective(model, ids, batch["targets"], ctx, noise, _real(batch), **terms)[0], {}
+
+
+def _real(batch: Batch) -> jax.Array:
+    """Which tokens are of documents and not padding, (B, T): those of a row without segments reach
+    up to what its last target stands for.
+    """
+    if "segments" in batch:
+        return batch["segments"] > 0
+    left = jnp.cumsum((batch["targets"] != IGNORED)[:, ::-1], 1)[:, ::-1] > 0
+    return left | jnp.pad(left[:, :-1], [(0, 0), (1, 0)])
 
 
 def neftune(key: jax.Array, shape: tuple[int, int, int], alpha: float) -> jax.Array:
