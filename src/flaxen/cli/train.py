@@ -74,7 +74,7 @@ def run(settings: RunConfig, progress: bool = False) -> Result:
         source, dtype=settings.load_dtype, revision=settings.revision, **where
     )
     tok = flaxen.tokenizer(settings.tokenizer or settings.model, revision=settings.revision)
-    model = load(settings.model)
+    model = fresh(settings, where) if settings.fresh else load(settings.model)
     if settings.bits is not None:
         model = model.quantize(settings.bits)
     return train(
@@ -90,6 +90,16 @@ def run(settings: RunConfig, progress: bool = False) -> Result:
 
 def _listed(paths: str | Sequence[str] | None) -> list[str]:
     return [paths] if isinstance(paths, str) else list(paths or ())
+
+
+def fresh(settings: RunConfig, where: dict[str, Any]) -> Any:
+    """A model of random weights, as the config of a folder or a hub id describes it."""
+    import flaxen
+
+    look = flaxen.load(settings.model, abstract=True, revision=settings.revision, strict=False)
+    return flaxen.from_config(
+        look.config, seed=settings.seed, dtype=settings.load_dtype or "float32", **where
+    )
 
 
 def function_of(name: str) -> Any:

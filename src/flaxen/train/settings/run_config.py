@@ -28,6 +28,7 @@ class RunConfig(TrainConfig):
     eval_data: str | Sequence[str] | None = setting(
         None, "Like data, to test on.", free=True, flag=list[str]
     )
+    fresh: bool = setting(False, "Random weights: of the model only its config is read.")
     tokenizer: str | None = setting(None, "Of another folder or hub id than the model's.")
     reference: str | None = setting(None, "The model that an objective compares with: a teacher.")
     reward: str | None = setting(None, "FILE.py:NAME of the function that an objective asks.")
