@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +18,7 @@ from flaxen.core.tree import paths, rebuild
 from flaxen.layers.linear import Embedding, Linear
 from flaxen.layers.moe import Projections
 from flaxen.layers.routers import Router
-from flaxen.models.fold import Folded, in_body
+from flaxen.models.fold import in_body, plain_paths
 from flaxen.quantize.fp8 import KEPT
 from flaxen.quantize.leaf import QuantizedWeight
 from flaxen.quantize.rounded import RoundedWeight, rounded_weight
@@ -61,7 +61,7 @@ def sites(tree: Any) -> dict[str, Site]:
     """Every matrix of a decoder by the path of its weight; those that are packed already are
     none.
     """
-    stacked, names, found = in_body(tree), _names(tree), {}
+    stacked, names, found = in_body(tree), plain_paths(tree), {}
     for path, layer in paths(tree, lambda x: isinstance(x, MODULES)).items():
         if not isinstance(layer, MODULES) or isinstance(layer.weight, QuantizedWeight):
             continue
@@ -73,22 +73,6 @@ def sites(tree: Any) -> dict[str, Site]:
         if site.outs:
             found[path] = site
     return found
-
-
-def _names(tree: Any) -> Callable[[str], tuple[str, ...]]:
-    """The paths that a path of a folded model has in the plain one."""
-    folds = paths(tree, lambda x: isinstance(x, Folded)).items()
-    folded = {path: x for path, x in folds if isinstance(x, Folded)}
-
-    def names(path: str) -> tuple[str, ...]:
-        for start, layers in folded.items():
-            match = re.fullmatch(rf"{re.escape(start)}\.(head|body|tail)\.(\d+)\.(.*)", path)
-            if match:
-                at = layers.indices(match[1], int(match[2]))
-                return tuple(f"{start}.{i}.{match[3]}" for i in at)
-        return (path,)
-
-    return names
 
 
 def chosen(found: Mapping[str, Site], rules: Rules) -> dict[str, Rounding]:
