@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from flaxen.adapter import Adapting
 from flaxen.continuing import Continuing
 from flaxen.convert.report import Report
 from flaxen.convert.transforms import Applied
@@ -46,7 +47,7 @@ def _config(config_json: str) -> Any:
 
 
 @module
-class Model(Editable, Continuing):
+class Model(Editable, Continuing, Adapting):
     """A model: a pytree whose leaves are its weights. What kind of model it is, and how it is
     called, is up to its `module` (`flaxen.models.skeleton`).
 

@@ -106,3 +106,12 @@ def abstract_module(config: Any) -> tuple[Any, Family, Reading]:
             "Set these to their defaults if that is meant."
         )
     return module, family, reading
+
+
+def described(config: Any, module: Any) -> tuple[Any, Family]:
+    """The abstract model that a live module is of, and its family: with a head of its own where
+    the module has one although its config does not say so.
+    """
+    abstract, family, _ = abstract_module(config)
+    apart = abstract.untied()
+    return (apart if apart is not None and apart.ties() == module.ties() else abstract), family

@@ -81,7 +81,9 @@ def read_config(file: Path) -> Config:
     config = read_json(file)
     wrong = [key for key, good in ONLY.items() if config.get(key, good[0]) not in good]
     if wrong:
-        asked = ", ".join(f"{k}={config[k]!r}" + (f" ({WHY[k]})" if k in WHY else "") for k in wrong)
+        asked = ", ".join(
+            f"{k}={config[k]!r}" + (f" ({WHY[k]})" if k in WHY else "") for k in wrong
+        )
         raise ConfigError(
             f"{file} asks for {asked}, which is not supported. "
             "Merge that adapter with the library that made it, and load the merged model."

@@ -50,6 +50,11 @@ class Module:
         ins = math.prod(param.axes[axis] for axis in self.ins)
         return math.prod(self.row.shape) // ins, ins
 
+    @property
+    def transposed(self) -> bool:
+        """Whether the matrix lies [in, out] in the file."""
+        return self._is_input(self.row.layout.dims[0])
+
     def split_b(self, b: np.ndarray) -> dict[str, np.ndarray]:
         """B (out, rank) -> for each label (out..., rank)."""
         return self._load(self._rows("rank", b.shape[1]), b)

@@ -65,13 +65,12 @@ def load_adapter(
     config, left = read_adapter(Path(folder))
     problems: list[str] = []
     parts = _parts(tree, config, left, names, problems)
-    whole = _whole(tree, left, names, problems)
-    problems += [f"the model has no place for {PREFIX}{key}" for key in sorted(left)]
-    if problems:
-        more = f", and {len(problems) - 5} more" if len(problems) > 5 else ""
-        raise CheckpointError(
-            f"The adapter in {folder} does not fit this model: {'; '.join(problems[:5])}{more}."
-        )
+    whole = {
+        path: jnp.asarray(row.load({key: tensor})[f"{path}.weight"].read())
+        for key, (row, tensor) in whole_weights(tree, left, names, problems).items()
+        for path in [next(iter(row.parts.values()))[0].removesuffix(".weight")]
+    }
+    raise_problems(folder, problems, left)
     folded, plain = in_body(tree), plain_paths(tree)
 
     def adapt(path: str, layer: Linear) -> Linear:
@@ -96,14 +95,15 @@ def _parts(
         found[M] = left.pop(f"{module.name}.{M}.weight", found[M])
         if not any(x is not None for x in found.values()):
             continue
-        bad = _misfits(module, config, found)
+        bad = misfits(module, config, found)
         problems += bad
         if not bad:
             out |= _split(module, config, {k: x for k, x in found.items() if x is not None})
     return out
 
 
-def _misfits(module: Module, config: Config, found: Mapping[str, LazyTensor | None]) -> list[str]:
+def misfits(module: Module, config: Config, found: Mapping[str, LazyTensor | None]) -> list[str]:
+    """What is wrong with the tensors of a module."""
     rank, (outs, ins), name = config.rank(module.name), module.sizes, PREFIX + module.name
     if found[A] is None or found[B] is None:
         return [f"{name} has only one of lora_A and lora_B"]
@@ -150,24 +150,37 @@ def _adapted(
     return with_magnitude(layer, np.stack(given) if folded else given[0])
 
 
-def _whole(
+def raise_problems(
+    folder: str | os.PathLike[str], problems: Sequence[str], left: Mapping[str, Any]
+) -> None:
+    """
+    Raises:
+        CheckpointError: there are problems, or tensors that no part of the model took.
+    """
+    problems = [*problems, *(f"the model has no place for {PREFIX}{key}" for key in sorted(left))]
+    if problems:
+        more = f", and {len(problems) - 5} more" if len(problems) > 5 else ""
+        raise CheckpointError(
+            f"The adapter in {folder} does not fit this model: {'; '.join(problems[:5])}{more}."
+        )
+
+
+def whole_weights(
     tree: Any, left: dict[str, LazyTensor], names: Names, problems: list[str]
-) -> dict[str, Any]:
-    """Weights of heads and tables that were trained in full, by the path of their part."""
+) -> dict[str, tuple[Row, LazyTensor]]:
+    """Heads and tables that were trained in full, by their names in the checkpoint; taken out of
+    `left`.
+    """
     rows = whole_rows(tree, names)
     ties = tree.ties() if hasattr(tree, "ties") else {}
     problems += _tied(rows, ties, left, names)
-    out = {}
-    for key, row in rows.items():
-        if key not in left:
-            continue
-        tensor = left.pop(key)
-        if tensor.shape != row.shape:
-            problems.append(f"{PREFIX}{key} is {tensor.shape}, expected {row.shape}")
-            continue
-        for path, lazy in row.load({key: tensor}).items():
-            out[path.removesuffix(".weight")] = jnp.asarray(lazy.read())
-    return out
+    found = {key: (row, left.pop(key)) for key, row in rows.items() if key in left}
+    problems += [
+        f"{PREFIX}{key} is {tensor.shape}, expected {row.shape}"
+        for key, (row, tensor) in found.items()
+        if tensor.shape != row.shape
+    ]
+    return found if not problems else {}
 
 
 def _tied(
