@@ -61,7 +61,7 @@ class Adapting:
     def set_adapters(
         self: Any, names: str | Sequence[str], weights: float | Sequence[float] | None = None
     ) -> Any:
-        """With these adapters active, so weighted, and no others. See `flaxen.tune.set_adapters`."""
+        """With these active, so weighted, and no others. See `flaxen.tune.set_adapters`."""
         return self.replace(module=tune.set_adapters(self.module, names, weights))
 
     def delete_adapter(self: Any, names: str | Sequence[str] | None = None) -> Any:
