@@ -64,6 +64,12 @@ class Adapting:
         """With these active, so weighted, and no others. See `flaxen.tune.set_adapters`."""
         return self.replace(module=tune.set_adapters(self.module, names, weights))
 
+    def for_rows(self: Any, names: Sequence[str | None]) -> Any:
+        """For batches whose row i has the adapter `names[i]`, or none. See
+        `flaxen.tune.for_rows`.
+        """
+        return self.replace(module=tune.for_rows(self.module, names))
+
     def delete_adapter(self: Any, names: str | Sequence[str] | None = None) -> Any:
         """Without these adapters, or any. See `flaxen.tune.without_adapters`."""
         return self.replace(module=tune.without_adapters(self.module, names))

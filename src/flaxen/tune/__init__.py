@@ -5,6 +5,7 @@ from __future__ import annotations
 from flaxen.tune.leaf import Adapter, DoRA, LowRank, Replaced
 from flaxen.tune.lora import add_lora
 from flaxen.tune.peft import load_adapter, save_adapter
+from flaxen.tune.rows import for_rows
 from flaxen.tune.several import (
     adapter_names,
     adapters,
@@ -23,6 +24,7 @@ __all__ = [
     "adapter_names",
     "adapters",
     "add_lora",
+    "for_rows",
     "load_adapter",
     "merge",
     "save_adapter",

@@ -57,7 +57,7 @@ def with_dropout(tree: Any, key: jax.Array | None) -> Any:
 
         return chained(root(leaf), (one(i, link) for i, link in enumerate(links(leaf))))
 
-    return _map(keyed, tree)
+    return map_adapted(keyed, tree)
 
 
 def set_adapters(
@@ -86,7 +86,7 @@ def set_adapters(
             share = jnp.full(link.a.shape[: link.stacked], share, jnp.float32)
         return dataclasses.replace(link, share=share)
 
-    return _map(lambda _, leaf: chained(root(leaf), map(one, links(leaf))), tree)
+    return map_adapted(lambda _, leaf: chained(root(leaf), map(one, links(leaf))), tree)
 
 
 def without_adapters(tree: Any, names: str | Sequence[str] | None = None) -> Any:
@@ -97,7 +97,7 @@ def without_adapters(tree: Any, names: str | Sequence[str] | None = None) -> Any
     """
     gone = set(adapter_names(tree) if names is None else checked(tree, names))
     keep = lambda leaf: [link for link in links(leaf) if link.name not in gone]
-    return _map(lambda _, leaf: chained(root(leaf), keep(leaf)), tree)
+    return map_adapted(lambda _, leaf: chained(root(leaf), keep(leaf)), tree)
 
 
 def merge(tree: Any, names: str | Sequence[str] | None = None) -> Any:
@@ -130,7 +130,7 @@ def merge(tree: Any, names: str | Sequence[str] | None = None) -> Any:
         active = (dataclasses.replace(link, active=True) for link in inside)
         return chained(_merged(chained(root(leaf), active)), above)
 
-    return _map(one, tree)
+    return map_adapted(one, tree)
 
 
 @jax.jit
@@ -157,7 +157,7 @@ def checked(tree: Any, names: str | Iterable[str]) -> list[str]:
     return names
 
 
-def _map(change: Callable[[str, Any], Any], tree: Any) -> Any:
+def map_adapted(change: Callable[[str, Any], Any], tree: Any) -> Any:
     """`tree` with `change(path, leaf)` in place of each weight with adapters."""
     name = lambda path: jax.tree_util.keystr(path, simple=True, separator=".")
     return jax.tree.map_with_path(
