@@ -53,7 +53,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "gpt2",
         {"r": 4, "lora_alpha": 8, "target_modules": ["c_attn", "c_proj", "c_fc"]},
     ),
-    "gpt2_dora": ("gpt2", {"r": 4, "lora_alpha": 8, "target_modules": ["c_attn"], "use_dora": True}),
+    "gpt2_dora": (
+        "gpt2",
+        {"r": 4, "lora_alpha": 8, "target_modules": ["c_attn"], "use_dora": True},
+    ),
     "phi3_lora": ("phi3", {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"}),
     "phi3_dora": (
         "phi3",
@@ -87,11 +90,15 @@ def build(name: str, out: Path) -> None:
         arrays = {"logits": logits.detach().numpy()}
         if "use_dora" in settings:
             (logits**2).mean().backward()
-            grads = {PREFIX + k.replace(".default", "").removeprefix(PREFIX): p.grad
-                     for k, p in model.named_parameters() if p.requires_grad}
+            grads = {
+                PREFIX + k.replace(".default", "").removeprefix(PREFIX): p.grad
+                for k, p in model.named_parameters()
+                if p.requires_grad
+            }
             arrays |= {
                 f"grads/{k.replace('vector.weight', 'vector')}": g.numpy()
-                for k, g in grads.items() if ".1." in k and g is not None
+                for k, g in grads.items()
+                if ".1." in k and g is not None
             }
         merged = model.merge_and_unload()
         same = np.abs(arrays["logits"] - merged(ids).logits.detach().numpy()).max()

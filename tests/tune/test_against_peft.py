@@ -59,9 +59,7 @@ def test_logits_are_pefts_before_and_after_merging(name, adapted):
 def test_stacked_layers_compute_the_same(name, adapted):
     ids, expected = ids_and_expected(name)
     np.testing.assert_allclose(adapted(ids).logits, expected["logits"], atol=5e-5)
-    np.testing.assert_allclose(
-        adapted.merge_adapters()(ids).logits, expected["logits"], atol=5e-5
-    )
+    np.testing.assert_allclose(adapted.merge_adapters()(ids).logits, expected["logits"], atol=5e-5)
 
 
 @every_case

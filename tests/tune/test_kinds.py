@@ -242,9 +242,7 @@ def _seen(tree):
 
 
 def test_lengths_and_full_weights_are_cut_like_their_weight():
-    tree = add_lora(
-        tiny(mesh="tp=2,fsdp=4").module, use_dora=True, modules_to_save=("lm_head",)
-    )
+    tree = add_lora(tiny(mesh="tp=2,fsdp=4").module, use_dora=True, modules_to_save=("lm_head",))
     q = tree.layers.body[0].self_attn.q_proj.weight
     assert q.magnitude.sharding.spec == P(None, "tp", None)
     head = tree.lm_head.weight

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -21,14 +22,17 @@ from flaxen.layers.routers import Router
 from flaxen.models.fold import in_body, plain_paths
 from flaxen.quantize.fp8 import KEPT
 from flaxen.quantize.leaf import QuantizedWeight
+from flaxen.quantize.normal_float import NormalFloat
 from flaxen.quantize.rounded import RoundedWeight, rounded_weight
 from flaxen.quantize.rounded_tensors import rounded_parts
-from flaxen.quantize.rounding import GROUPS, Rounding
+from flaxen.quantize.rounding import Rounding
 
-Rules = int | Rounding | Mapping[str, int | Rounding | None]
-"""How all projections are rounded; or for each expression that may be found in a path, how weights
+Rules = int | str | Rounding | Mapping[str, int | str | Rounding | None]
+"""How all projections are rounded: bits, "nf4" or a `Rounding`; or for each expression that may be found in a path, how weights
 are (None: not at all), the first that is found counts.
 """
+
+NF4 = "nf4"
 
 MODULES = (Linear, Embedding, Projections, Router)
 
@@ -111,14 +115,14 @@ def _alike(rounding: Rounding, found: Iterable[Site]) -> Rounding:
     if rounding.bits == 8 or rounding.group is not None:
         return rounding
     widths = [math.prod(site.ins) for site in found]
-    group = next((g for g in GROUPS if all(n % g == 0 for n in widths)), None)
-    return Rounding(rounding.bits, group)
+    group = next((g for g in rounding.groups if all(n % g == 0 for n in widths)), None)
+    return dataclasses.replace(rounding, group=group)
 
 
 def _rounding(value: Any) -> Any:
     if value is None or isinstance(value, Rounding):
         return value
-    return Rounding(value)
+    return NormalFloat() if value == NF4 else Rounding(value)
 
 
 def _expression(text: str, names: list[str]) -> re.Pattern[str]:
