@@ -26,14 +26,14 @@ class Adapting:
     the weights of this one; compiled programs are kept for each set of active adapters.
     """
 
-    def add_adapter(self: Any, adapter_name: str = tune.leaf.DEFAULT, **options: Any) -> Any:
+    def add_adapter(self: Any, adapter_name: str = tune.DEFAULT, **options: Any) -> Any:
         """With a new adapter, which changes nothing yet. See `flaxen.tune.add_lora`."""
         return self.replace(module=tune.add_lora(self.module, name=adapter_name, **options))
 
     def load_adapter(
         self: Any,
         model_id: str | Path,
-        adapter_name: str = tune.leaf.DEFAULT,
+        adapter_name: str = tune.DEFAULT,
         *,
         revision: str | None = None,
         token: str | None = None,
@@ -157,7 +157,7 @@ def adapted(model: Any, adapter: Folders, token: str | None = None) -> Any:
     Raises:
         CheckpointError, ConfigError: one does not fit the model, or cannot be followed.
     """
-    given = adapter if isinstance(adapter, Mapping) else {tune.leaf.DEFAULT: adapter}
+    given = adapter if isinstance(adapter, Mapping) else {tune.DEFAULT: adapter}
     for name, folder in given.items():
         model = model.load_adapter(folder, name, token=token)
     return model

@@ -21,6 +21,7 @@ from flaxen.core.tree import is_param, module, paths, static
 from flaxen.edit import Editable
 from flaxen.layers.runtime import PLAIN, Runtime
 from flaxen.models.skeleton import How, only_taken
+from flaxen.tune import with_dropout
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,14 +154,9 @@ class Model(Editable, Continuing, Adapting):
         from flaxen import calling
 
         module = calling.weights(self.module, params, add_params_field)
-        how = How(
-            self.runtime,
-            train,
-            calling.dropout_key(module, dropout_rng, train),
-            output_hidden_states,
-            output_attentions,
-        )
-        out = module.call(how, **only_taken(module, given))
+        key = calling.dropout_key(module, dropout_rng, train)
+        how = How(self.runtime, train, key, output_hidden_states, output_attentions)
+        out = with_dropout(module, key).call(how, **only_taken(module, given))
         return out if return_dict else out.to_tuple()
 
     def loss(

@@ -93,11 +93,11 @@ def test_gradients_of_dora_are_pefts(name, adapted):
 
     grads = gradient(trained)
     found = {path: np.asarray(g) for path, g in paths(grads).items() if ".1." in path}
-    total = {key: 0.0 for key in ("lora_A", "lora_B", "lora_magnitude")}
+    total = dict.fromkeys(("lora_A", "lora_B", "lora_magnitude"), 0.0)
     for path, g in found.items():
         key = {"a": "lora_A", "b": "lora_B", "magnitude": "lora_magnitude"}[path.split(".")[-1]]
         total[key] += float(np.square(g, dtype=np.float64).sum())
-    theirs = {key: 0.0 for key in total}
+    theirs = dict.fromkeys(total, 0.0)
     for key, g in expected.items():
         side = next((side for side in theirs if side in key), None)
         if side:

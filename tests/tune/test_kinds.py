@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 
+import golden
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from tiny_decoder import logits, tiny
+from tiny_decoder import filled, logits, tiny
 
+import flaxen
 from flaxen.core.dot import dot
-from flaxen.core.errors import ConfigError
+from flaxen.core.errors import ConfigError, InputError
 from flaxen.core.tree import combine, partition, paths
 from flaxen.layers.linear import Linear
 from flaxen.quantize import QuantizedWeight, RoundedWeight, rounded
@@ -248,3 +250,15 @@ def test_lengths_and_full_weights_are_cut_like_their_weight():
     head = tree.lm_head.weight
     assert head.value.sharding == head.weight.sharding
     assert paths(tree)["lm_head.weight.value"].shape == head.shape
+
+
+def test_a_training_call_of_a_model_drops_inputs_of_adapters(tmp_path):
+    base = golden.write_folder(golden.case("llama"), tmp_path)
+    grown = flaxen.load(base).add_adapter(rank=2, dropout=0.5, targets=("q_proj",))
+    grown = grown.replace(module=filled(grown.module))
+    ids = golden.case("llama").arrays["full_input_ids"][:1]
+    still = grown(ids).logits
+    dropped = grown(ids, train=True, dropout_rng=jax.random.key(0)).logits
+    assert np.abs(dropped - still).max() > 1e-3
+    with pytest.raises(InputError, match="dropout_rng"):
+        grown(ids, train=True)

@@ -129,7 +129,7 @@ def test_tensors_that_are_not_what_the_config_says_are_refused(folder, change, w
 
 
 def test_parts_with_an_a_of_their_own_are_saved_as_blocks(tmp_path):
-    """B A of the module is, row for row, that of each projection, with zeros where there is none."""
+    """B A of the module is, row for row, that of each projection, and zeros elsewhere."""
     model = flaxen.load(golden.write_folder(golden.case("phi3"), tmp_path / "base"))
     grown = model.add_adapter(rank=4, alpha=8, targets=("q_proj", "v_proj", "o_proj"))
     grown = grown.replace(module=filled(grown.module))

@@ -56,8 +56,8 @@ def convert(
     wanted = float_dtype(dtype)
     if not dry_run:
         refuse_to_replace(Path(target), overwrite)
-    source, adapter, revision = source_of(source, adapter, revision=revision)
-    checkpoint = open_checkpoint(source, revision=revision)
+    base, top, revision = source_of(source, adapter, revision=revision)
+    checkpoint = open_checkpoint(base, revision=revision)
     found = fit(checkpoint, renames(key_mapping))
     if dry_run:
         _relation(found, json)
@@ -65,8 +65,8 @@ def convert(
     if dry_run:
         return None
     tensors, config = found.tensors(), checkpoint.config
-    if adapter is not None:
-        tensors = merged_tensors(tensors, found.module, found.relation, folder_of(adapter))
+    if isinstance(top, str | Path):
+        tensors = merged_tensors(tensors, found.module, found.relation, folder_of(top))
     if quantize == "fp8":
         from flaxen.quantize import quantize_fp8
 

@@ -34,8 +34,8 @@ def gptq_tensors(
     leaves: with lazy parts, by path. layout: how weights lie in the file.
 
     Raises:
-        CheckpointError: normal floats; weights of different bits or groups, which the format cannot tell apart;
-            or a matrix whose numbers fill no whole words.
+        CheckpointError: normal floats; weights of different bits or groups, which the format cannot
+            tell apart; or a matrix whose numbers fill no whole words.
     """
     if any(isinstance(leaf.rounding, NormalFloat) for leaf in leaves.values()):
         raise CheckpointError(

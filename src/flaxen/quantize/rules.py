@@ -28,8 +28,8 @@ from flaxen.quantize.rounded_tensors import rounded_parts
 from flaxen.quantize.rounding import Rounding
 
 Rules = int | str | Rounding | Mapping[str, int | str | Rounding | None]
-"""How all projections are rounded: bits, "nf4" or a `Rounding`; or for each expression that may be found in a path, how weights
-are (None: not at all), the first that is found counts.
+"""How all projections are rounded: bits, "nf4" or a `Rounding`; or for each expression that may be
+found in a path, how weights are (None: not at all), the first that is found counts.
 """
 
 NF4 = "nf4"

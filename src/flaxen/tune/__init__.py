@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flaxen.tune.leaf import Adapter, DoRA, LowRank, Replaced
+from flaxen.tune.leaf import DEFAULT, Adapter, DoRA, LowRank, Replaced
 from flaxen.tune.lora import add_lora
 from flaxen.tune.peft import load_adapter, save_adapter
 from flaxen.tune.rows import for_rows
@@ -17,6 +17,7 @@ from flaxen.tune.several import (
 )
 
 __all__ = [
+    "DEFAULT",
     "Adapter",
     "DoRA",
     "LowRank",

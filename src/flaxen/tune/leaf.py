@@ -125,7 +125,7 @@ class LowRank(Adapter):
             b, a, (((b.ndim - 1,), (0,)), ((), ())), precision="highest"
         )
 
-    def shardings(self, where: Any) -> LowRank:
+    def shardings(self, where: Any) -> Any:
         """The leaf with the place of each array, for a weight that lies at `where`."""
         spec, split = (None,) * self.ndim, self.b.ndim - 1
         if isinstance(where, NamedSharding):
@@ -192,7 +192,7 @@ class DoRA(LowRank):
         square = row_norms(base, ins) ** 2 + factor * jnp.sum(b * cross, -1)
         return jnp.sqrt(jnp.maximum(square, 0))
 
-    def shardings(self, where: Any) -> DoRA:
+    def shardings(self, where: Any) -> Any:
         leaf = LowRank.shardings(self, where)
         if not isinstance(where, NamedSharding):
             return dataclasses.replace(leaf, magnitude=where)

@@ -146,7 +146,8 @@ def _adapted(
     if first.magnitude is None:
         return layer
     lengths = list(np.asarray(norms(layer)).reshape(len(mine), *first.magnitude.shape))
-    given = [old if x is None else x.magnitude for x, old in zip(mine, lengths, strict=True)]
+    pairs = zip(mine, lengths, strict=True)
+    given = [old if x is None or x.magnitude is None else x.magnitude for x, old in pairs]
     return with_magnitude(layer, np.stack(given) if folded else given[0])
 
 
