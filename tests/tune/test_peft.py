@@ -166,3 +166,13 @@ def test_half_of_an_adapter_is_refused_by_name(folder):
 def test_a_folder_without_an_adapter_says_what_is_missing(tmp_path):
     with pytest.raises(CheckpointError, match=r"adapter_config\.json is not there"):
         load_adapter(tiny().module, tmp_path, NAMES)
+
+
+def test_pissa_is_saved_as_a_plain_adapter_of_the_same_base(tmp_path):
+    model = tiny()
+    adapted = add_lora(model.module, rank=4, alpha=8, init="pissa", targets=("q_proj", "up_proj"))
+    moved = filled(adapted)
+    saved = save_adapter(moved, tmp_path, NAMES)
+    assert json.loads((saved / "adapter_config.json").read_text())["r"] == 8
+    again = load_adapter(model.module, saved, NAMES)
+    np.testing.assert_allclose(logits(model, again), logits(model, moved), atol=2e-5)
