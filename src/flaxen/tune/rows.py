@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,21 +15,33 @@ from jax.sharding import PartitionSpec as P
 from flaxen.core.dot import dot, rows
 from flaxen.core.errors import ConfigError, InputError
 from flaxen.core.tree import module
-from flaxen.tune.leaf import Adapter, DoRA, LowRank, links, placed, plain, root
+from flaxen.tune.leaf import DoRA, LowRank, links, placed, root
 from flaxen.tune.several import adapter_names, checked, map_adapted
 
 
 @module
-class RowAdapters(Adapter):
+class RowAdapters:
     """A weight (out..., in...) and the adapters of a batch's rows: a (n, rank, in...), b (n,
     out..., rank) with the scale in it, of which row i takes number `which[i]`. In a folded model
-    all have a `layers` axis in front.
+    all have a `layers` axis in front. To merge, go back to the model that this was made of.
     """
 
+    weight: Any
     a: Any
     b: Any
     which: Any
-    trains: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.weight.shape
+
+    @property
+    def ndim(self) -> int:
+        return len(self.weight.shape)
+
+    @property
+    def dtype(self) -> Any:
+        return self.weight.dtype
 
     def dot(self, x: jax.Array, contract: int) -> jax.Array:
         """As `core.dot.dot`; x (B, ..., in...), a row of the batch at each index of its first
@@ -50,10 +62,6 @@ class RowAdapters(Adapter):
         a, b = (jnp.take(side, self.which, 0) for side in (self.a, self.b))
         low = jax.vmap(lambda ids, a, b: rows(b, ids) @ a)(ids, a, b)
         return rows(self.weight, ids) + low.astype(self.dtype)
-
-    def plain(self) -> jax.Array:
-        """The weight of the base: there is no one matrix that computes this."""
-        return plain(self.weight)
 
     def shardings(self, where: Any) -> RowAdapters:
         """The leaf with the place of each array, for a weight that lies at `where`."""
