@@ -53,13 +53,16 @@ def test_logits_are_pefts_before_and_after_merging(name, adapted):
 
 @pytest.mark.parametrize(
     ("name", "adapted"),
-    [(name, (name, {"scan_layers": True})) for name in ("llama_layers", "phi3_dora")],
+    [(name, (name, {"scan_layers": True})) for name in ("llama_layers", "llama_patterns", "phi3_dora")],
     indirect=["adapted"],
 )
-def test_stacked_layers_compute_the_same(name, adapted):
+def test_stacked_layers_compute_and_save_the_same(name, adapted, tmp_path):
     ids, expected = ids_and_expected(name)
     np.testing.assert_allclose(adapted(ids).logits, expected["logits"], atol=5e-5)
     np.testing.assert_allclose(adapted.merge_adapters()(ids).logits, expected["logits"], atol=5e-5)
+    about = json.loads((golden.DATA / "adapters" / f"{name}.json").read_text())
+    saved = load_file(adapted.save_adapter(tmp_path / "again") / "adapter_model.safetensors")
+    assert {k: list(x.shape) for k, x in saved.items()} == {k: s for k, s, *_ in about["tensors"]}
 
 
 @every_case
