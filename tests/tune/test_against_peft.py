@@ -53,7 +53,10 @@ def test_logits_are_pefts_before_and_after_merging(name, adapted):
 
 @pytest.mark.parametrize(
     ("name", "adapted"),
-    [(name, (name, {"scan_layers": True})) for name in ("llama_layers", "llama_patterns", "phi3_dora")],
+    [
+        (name, (name, {"scan_layers": True}))
+        for name in ("llama_layers", "llama_patterns", "phi3_dora")
+    ],
     indirect=["adapted"],
 )
 def test_stacked_layers_compute_and_save_the_same(name, adapted, tmp_path):

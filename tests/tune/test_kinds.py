@@ -96,7 +96,7 @@ def test_dropout_is_of_the_adapters_input_alone(kind):
 
 def test_dropout_needs_a_key_and_differs_by_layer():
     model = tiny()
-    tree = add_lora(model.module, rank=2, dropout=0.3)
+    tree = add_lora(model.module, rank=2, dropout=0.3, targets=("q_proj", "k_proj"))
     tree = jax.tree.map(lambda x: x + 0.05, tree)
     still = logits(model, tree)
     keyed = with_dropout(tree, jax.random.key(0))
@@ -244,7 +244,12 @@ def _seen(tree):
 
 
 def test_lengths_and_full_weights_are_cut_like_their_weight():
-    tree = add_lora(tiny(mesh="tp=2,fsdp=4").module, use_dora=True, modules_to_save=("lm_head",))
+    tree = add_lora(
+        tiny(mesh="tp=2,fsdp=4").module,
+        targets=("q_proj",),
+        use_dora=True,
+        modules_to_save=("lm_head",),
+    )
     q = tree.layers.body[0].self_attn.q_proj.weight
     assert q.magnitude.sharding.spec == P(None, "tp", None)
     head = tree.lm_head.weight
