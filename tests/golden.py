@@ -162,3 +162,20 @@ def write_folder(
     index = {"metadata": {"total_size": total}, "weight_map": where}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
     return folder
+
+
+def adapter_tensors(rows: list[Any]) -> dict[str, np.ndarray]:
+    """The tensors of an adapter's case, made again from their names."""
+    return {key: weight(key, shape, base, scale) for key, shape, base, scale in rows}
+
+
+def write_adapter(name: str, path: Path | str, base: Path | str | None = None) -> Path:
+    """Write the adapter of a case (tests/data/adapters) as the folder that PEFT wrote."""
+    folder = Path(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    about = json.loads((DATA / "adapters" / f"{name}.json").read_text())
+    config = about["config"] | {"base_model_name_or_path": None if base is None else str(base)}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    tensors = adapter_tensors(about["tensors"])
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    return folder

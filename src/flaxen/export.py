@@ -21,7 +21,7 @@ from flaxen.convert.transforms import Applied, reverted
 from flaxen.core.errors import CheckpointError, InputError
 from flaxen.core.progress import Progress, reporting
 from flaxen.core.tree import is_param, paths
-from flaxen.families.config import abstract_module
+from flaxen.families.config import abstract_module, described
 from flaxen.families.rope_keys import both_spellings
 from flaxen.families.widths import kept_wide
 from flaxen.fit import hub_layout
@@ -169,10 +169,7 @@ def _stored(
     model: Model, leaf: Callable[[Any], LazyTensor], gptq: bool = False
 ) -> tuple[dict[str, LazyTensor], dict[str, Any] | None]:
     """What a file of this model holds, and the `quantization_config` if weights are packed."""
-    abstract, family, _ = abstract_module(model.config)
-    apart = abstract.untied()
-    if apart is not None and apart.ties() == model.module.ties():
-        abstract = apart  # The file that it came from had a head of its own.
+    abstract, family = described(model.config, model.module)
     relation, lazies = relate(abstract, family.names_of(abstract)), _leaves(model, leaf)
     extra = sorted(set(lazies) - set(paths(abstract, is_param)))
     if extra:

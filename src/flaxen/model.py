@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from flaxen.adapter import Adapting
 from flaxen.continuing import Continuing
 from flaxen.convert.report import Report
 from flaxen.convert.transforms import Applied
@@ -20,6 +21,7 @@ from flaxen.core.tree import is_param, module, paths, static
 from flaxen.edit import Editable
 from flaxen.layers.runtime import PLAIN, Runtime
 from flaxen.models.skeleton import How, only_taken
+from flaxen.tune import with_dropout
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +48,7 @@ def _config(config_json: str) -> Any:
 
 
 @module
-class Model(Editable, Continuing):
+class Model(Editable, Continuing, Adapting):
     """A model: a pytree whose leaves are its weights. What kind of model it is, and how it is
     called, is up to its `module` (`flaxen.models.skeleton`).
 
@@ -155,15 +157,16 @@ class Model(Editable, Continuing):
         from flaxen import calling
 
         module = calling.weights(self.module, params, add_params_field)
+        key = calling.dropout_key(module, dropout_rng, train)
         how = How(
             self.runtime,
             train,
-            calling.dropout_key(module, dropout_rng, train),
+            key,
             output_hidden_states,
             output_attentions,
             calling.router_logits(module, output_router_logits),
         )
-        out = module.call(how, **only_taken(module, given))
+        out = with_dropout(module, key).call(how, **only_taken(module, given))
         return out if return_dict else out.to_tuple()
 
     def loss(

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from flaxen.adapter import adapted, base_of
+from flaxen.adapter import Folders, adapted, source_of
 from flaxen.attention import AttentionSettings
 from flaxen.cache import CacheSettings
 from flaxen.convert.arrays import ArrayTensor
@@ -49,7 +49,7 @@ def load(
     cache: CacheSettings | str | None = None,
     config: Mapping[str, Any] | None = None,
     key_mapping: Mapping[str, str] | None = None,
-    adapter: str | Path | None = None,
+    adapter: Folders | None = None,
     revision: str | None = None,
     token: str | None = None,
     remote: bool = False,
@@ -74,7 +74,8 @@ def load(
     config: what stands in for keys of config.json, such as another head for an encoder:
     {"architectures": ["BertForSequenceClassification"], "num_labels": 3}, with strict=False.
     key_mapping: {regex: replacement} for keys of the checkpoint; saving renames them back.
-    adapter: a PEFT folder. A `path` that is one is loaded on top of the model that it names.
+    adapter: a PEFT folder or hub id, or several, {name: folder}, that are all active. A `path` that
+    is one is loaded on top of the model that it names.
     revision, token, remote: of a hub id: a branch, tag or commit; whose account; whether to read
     weights where they are, without downloading files.
     strict: False initialises missing weights and reports the rest in `.loading`;
@@ -108,8 +109,9 @@ def load(
     # What is in few bits already, as a runtime asks, is not rounded a second time.
     keep = keep or (bits is None and rules is not None)
     dtypes, placement = dtype_plan(how.stored if dtype is None else dtype), how.placement
-    if adapter is None and (base := base_of(path)) is not None:
-        path, adapter = base, path
+    path, adapter, revision = source_of(
+        path, adapter, revision=revision, token=token, remote=remote
+    )
     checkpoint = open_checkpoint(path, revision=revision, token=token, remote=remote)
     checkpoint.config = {**checkpoint.config, **(config or {})}
     found = fit(checkpoint, key_mapping)
@@ -132,7 +134,7 @@ def load(
     if keep:
         origin = dataclasses.replace(origin, quantization_json=stored_settings(checkpoint))
     model = Model(module=module, origin=origin)
-    return model if adapter is None else adapted(model, adapter)
+    return model if adapter is None else adapted(model, adapter, token)
 
 
 def _completed(found: Fit) -> Fit:

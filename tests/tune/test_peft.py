@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 
+import golden
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 from tiny_decoder import filled, logits, tiny
 
+import flaxen
 from flaxen.core.errors import CheckpointError, ConfigError
 from flaxen.families import find
 from flaxen.tune import adapters, add_lora, load_adapter, save_adapter
@@ -77,7 +79,16 @@ def test_tensors_that_do_not_fit_are_named(folder):
 
 
 @pytest.mark.parametrize(
-    "change", [{"use_dora": True}, {"bias": "all"}, {"rank_pattern": {"q_proj": 2}}]
+    "change",
+    [
+        {"peft_type": "LOHA"},
+        {"bias": "all"},
+        {"target_parameters": ["mlp.experts.gate_up_proj"]},
+        {"init_lora_weights": "pissa"},
+        {"lora_bias": True},
+        {"rank_pattern": {"q_proj": 0}},
+        {"lora_dropout": 1.5},
+    ],
 )
 def test_a_kind_of_adapter_we_cannot_follow_is_refused(folder, change):
     file = folder / "adapter_config.json"
@@ -103,6 +114,47 @@ def test_a_config_that_is_no_json_object_is_refused(folder, text):
         load_adapter(tiny().module, folder, NAMES)
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"use_dora": True}, "has no lora_magnitude_vector, and its config says use_dora=True"),
+        ({"rank_pattern": {"q_proj": 2}}, r"q_proj.lora_A is \(4, 64\), expected \(2, 64\)"),
+    ],
+)
+def test_tensors_that_are_not_what_the_config_says_are_refused(folder, change, words):
+    file = folder / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(CheckpointError, match=words):
+        load_adapter(tiny().module, folder, NAMES)
+
+
+def test_parts_with_an_a_of_their_own_are_saved_as_blocks(tmp_path):
+    """B A of the module is, row for row, that of each projection, and zeros elsewhere."""
+    model = flaxen.load(golden.write_folder(golden.case("phi3"), tmp_path / "base"))
+    grown = model.add_adapter(rank=4, alpha=8, targets=("q_proj", "v_proj", "o_proj"))
+    grown = grown.replace(module=filled(grown.module))
+    saved = grown.save_adapter(tmp_path / "adapter")
+    tensors = load_file(saved / "adapter_model.safetensors")
+    key = "base_model.model.model.layers.1.self_attn.{}.lora_{}.weight"
+    a, b = tensors[key.format("qkv_proj", "A")], tensors[key.format("qkv_proj", "B")]
+    assert (len(a), len(tensors[key.format("o_proj", "A")])) == (8, 4)
+    attn = grown.module.layers[1].self_attn
+    flat = lambda leaf: np.asarray(leaf.b).reshape(-1, 4) @ np.asarray(leaf.a)
+    q, v = flat(attn.q_proj.weight), flat(attn.v_proj.weight)
+    np.testing.assert_allclose(b @ a, np.concatenate([q, 0 * v, v]), atol=1e-6)
+    about = json.loads((saved / "adapter_config.json").read_text())
+    scale = lambda r, alpha: alpha / r
+    qkv = "model.layers.1.self_attn.qkv_proj"
+    ranks, alphas = about["rank_pattern"], about["alpha_pattern"]
+    assert scale(ranks.get(qkv, about["r"]), alphas.get(qkv, about["lora_alpha"])) == 2
+
+
+def test_an_alpha_that_is_not_the_adapters_is_refused(tmp_path):
+    adapted = add_lora(tiny().module, rank=4, alpha=8)
+    with pytest.raises(ConfigError, match="alpha is 7, but the adapters' scale says 8"):
+        save_adapter(adapted, tmp_path, NAMES, alpha=7)
+
+
 def test_half_of_an_adapter_is_refused_by_name(folder):
     file = folder / "adapter_model.safetensors"
     gone = "base_model.model.model.layers.1.mlp.up_proj.lora_B.weight"
@@ -114,3 +166,13 @@ def test_half_of_an_adapter_is_refused_by_name(folder):
 def test_a_folder_without_an_adapter_says_what_is_missing(tmp_path):
     with pytest.raises(CheckpointError, match=r"adapter_config\.json is not there"):
         load_adapter(tiny().module, tmp_path, NAMES)
+
+
+def test_pissa_is_saved_as_a_plain_adapter_of_the_same_base(tmp_path):
+    model = tiny()
+    adapted = add_lora(model.module, rank=4, alpha=8, init="pissa", targets=("q_proj", "up_proj"))
+    moved = filled(adapted)
+    saved = save_adapter(moved, tmp_path, NAMES)
+    assert json.loads((saved / "adapter_config.json").read_text())["r"] == 8
+    again = load_adapter(model.module, saved, NAMES)
+    np.testing.assert_allclose(logits(model, again), logits(model, moved), atol=2e-5)

@@ -28,6 +28,7 @@ def convert(
     ] = None,
     quantize: Annotated[str | None, about("fp8 (folders) or q8_0 (.gguf).")] = None,
     key_mapping: KeyMapping = None,
+    adapter: Annotated[str | None, about("A PEFT folder or hub id to merge into it.")] = None,
     revision: Annotated[str | None, about("Branch, tag or commit of a hub id.")] = None,
     max_shard_size: Annotated[str, about("Files no larger than this, if tensors allow.")] = "5GB",
     dry_run: Annotated[
@@ -39,12 +40,15 @@ def convert(
     """Write a checkpoint as a Hugging Face folder or, to a name ending in .gguf, as a GGUF file.
 
     Tensors are read, converted and written chunk by chunk, so a model far larger than the memory
-    can be converted.
+    can be converted. An adapter is worked into the tensors as they are read; a source that is one
+    is merged into the model that it names.
     """
+    from flaxen.adapter import folder_of, source_of
     from flaxen.convert.dtypes import float_dtype
     from flaxen.convert.formats.checkpoint import open_checkpoint
     from flaxen.fit import fit
     from flaxen.target import kind_of
+    from flaxen.tune.lazy import merged_tensors
 
     if quantize == "gptq":
         raise InputError("A model is rounded by `flaxen quantize MODEL FOLDER --bits 4`.")
@@ -52,7 +56,8 @@ def convert(
     wanted = float_dtype(dtype)
     if not dry_run:
         refuse_to_replace(Path(target), overwrite)
-    checkpoint = open_checkpoint(source, revision=revision)
+    base, top, revision = source_of(source, adapter, revision=revision)
+    checkpoint = open_checkpoint(base, revision=revision)
     found = fit(checkpoint, renames(key_mapping))
     if dry_run:
         _relation(found, json)
@@ -60,6 +65,8 @@ def convert(
     if dry_run:
         return None
     tensors, config = found.tensors(), checkpoint.config
+    if isinstance(top, str | Path):
+        tensors = merged_tensors(tensors, found.module, found.relation, folder_of(top))
     if quantize == "fp8":
         from flaxen.quantize import quantize_fp8
 

@@ -144,3 +144,12 @@ def built(family: Family, config: Reading) -> Any:
             f"No {config.model_type} model can be built of this config.json: {error}. Read last "
             f"were {last}."
         ) from error
+
+
+def described(config: Any, module: Any) -> tuple[Any, Family]:
+    """The abstract model that a live module is of, and its family: with a head of its own where
+    the module has one although its config does not say so.
+    """
+    abstract, family, _ = abstract_module(config)
+    apart = abstract.untied()
+    return (apart if apart is not None and apart.ties() == module.ties() else abstract), family

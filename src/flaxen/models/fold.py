@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -150,6 +151,22 @@ def in_body(tree: Any) -> Callable[[str], bool]:
     found = paths(tree, is_leaf=lambda x: isinstance(x, Folded)).items()
     prefixes = tuple(f"{path}.body." for path, x in found if isinstance(x, Folded))
     return lambda path: path.startswith(prefixes)
+
+
+def plain_paths(tree: Any) -> Callable[[str], tuple[str, ...]]:
+    """The paths that a path of this (folded) model has in the one that is not."""
+    folds = paths(tree, lambda x: isinstance(x, Folded)).items()
+    folded = {path: x for path, x in folds if isinstance(x, Folded)}
+
+    def names(path: str) -> tuple[str, ...]:
+        for start, layers in folded.items():
+            match = re.fullmatch(rf"{re.escape(start)}\.(head|body|tail)\.(\d+)\.(.*)", path)
+            if match:
+                at = layers.indices(match[1], int(match[2]))
+                return tuple(f"{start}.{i}.{match[3]}" for i in at)
+        return (path,)
+
+    return names
 
 
 def attentions_of(layers: Any, states: Sequence[jax.Array], ctx: Context) -> tuple[jax.Array, ...]:

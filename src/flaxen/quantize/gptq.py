@@ -18,6 +18,7 @@ from flaxen.convert.schemes.base import QuantizedTensor
 from flaxen.convert.schemes.int_groups import WORD
 from flaxen.convert.views import Computed
 from flaxen.core.errors import CheckpointError
+from flaxen.quantize.normal_float import NormalFloat
 from flaxen.quantize.rounded import RoundedWeight
 
 Layout = Callable[[Mapping[str, LazyTensor]], dict[str, LazyTensor]]
@@ -33,9 +34,14 @@ def gptq_tensors(
     leaves: with lazy parts, by path. layout: how weights lie in the file.
 
     Raises:
-        CheckpointError: weights of different bits or groups, which the format cannot tell apart;
-            or a matrix whose numbers fill no whole words.
+        CheckpointError: normal floats; weights of different bits or groups, which the format cannot
+            tell apart; or a matrix whose numbers fill no whole words.
     """
+    if any(isinstance(leaf.rounding, NormalFloat) for leaf in leaves.values()):
+        raise CheckpointError(
+            "GPTQ has integers alone, and the model holds normal floats; give dtype= to write "
+            "plain weights."
+        )
     kinds = {_kind(leaf) for leaf in leaves.values()}
     if len(kinds) != 1:
         raise CheckpointError(

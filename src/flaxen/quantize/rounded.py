@@ -81,10 +81,11 @@ class RoundedWeight(QuantizedWeight):
     def _run(self, x: jax.Array, stored: jax.Array, scales: jax.Array) -> jax.Array:
         """Some outputs: x (R, in), stored (out / outputs, in), scales (out, groups) -> (R, out)."""
         if self.rounding.bits == 8:
-            return _scaled(x, stored, scales)
+            return _scaled(x, self.rounding.levels(stored, jnp), scales)
         # Apart, so that no two halves of a byte have to become neighbours in memory.
         pairs = scales.reshape(-1, 2, scales.shape[-1])
-        each = [_scaled(x, codes, pairs[:, i]) for i, codes in enumerate(nibbles(stored, jnp))]
+        halves = (self.rounding.levels(codes, jnp) for codes in nibbles(stored, jnp))
+        each = [_scaled(x, codes, pairs[:, i]) for i, codes in enumerate(halves)]
         return jnp.stack(each, -1).reshape(len(x), -1)
 
     def rows(self, ids: jax.Array) -> jax.Array:
@@ -94,7 +95,8 @@ class RoundedWeight(QuantizedWeight):
             low, high = nibbles(stored, jnp)
             stored = jnp.where((ids % 2 == 0)[..., None], low, high)
         scales = self.parts["scales"][ids].astype(jnp.float32)
-        groups = stored.reshape(*scales.shape, -1).astype(jnp.float32) * scales[..., None]
+        groups = self.rounding.levels(stored, jnp).reshape(*scales.shape, -1)
+        groups = groups.astype(jnp.float32) * scales[..., None]
         return groups.reshape(*ids.shape, -1).astype(self.dtype)
 
 

@@ -38,6 +38,8 @@ class Rounding:
         "codes": ("out", "in"),
         "scales": ("out", "in"),
     }
+    groups: ClassVar[tuple[int, ...]] = GROUPS
+    """Inputs that share a scale at 4 bits if nothing else is asked."""
 
     def __post_init__(self) -> None:
         if self.bits not in (8, 4):
@@ -51,6 +53,11 @@ class Rounding:
         return 8 // self.bits
 
     @property
+    def top(self) -> float:
+        """The largest magnitude of a group, in scales."""
+        return 2 ** (self.bits - 1) - 0.5
+
+    @property
     def code_dtype(self) -> np.dtype:
         return np.dtype(np.int8 if self.bits == 8 else np.uint8)
 
@@ -62,7 +69,7 @@ class Rounding:
         """
         group = self.group
         if group is None:
-            group = next((g for g in GROUPS if self.bits == 4 and ins % g == 0), ins)
+            group = next((g for g in self.groups if self.bits == 4 and ins % g == 0), ins)
         group = ins if group == -1 else group
         if ins % group:
             raise ConfigError(f"{ins} inputs do not divide into groups of {group}.")
@@ -77,7 +84,7 @@ class Rounding:
             CheckpointError: values that are not finite, or too large for a scale in float16.
         """
         groups = values.reshape(*values.shape[:-1], -1, self._size(values.shape[-1]))
-        exact = np.abs(groups).max(-1).astype(np.float64) / (2 ** (self.bits - 1) - 0.5)
+        exact = np.abs(groups).max(-1).astype(np.float64) / self.top
         with np.errstate(over="ignore"):
             scales = exact.astype(np.float16)
             low = scales.astype(np.float64) < exact
@@ -112,6 +119,10 @@ class Rounding:
         pairs = xp.stack(nibbles(stored, xp), -2)
         return pairs.reshape(*stored.shape[:-2], -1, stored.shape[-1])
 
+    def levels(self, codes: Any, xp: Any = np) -> Any:
+        """What codes are in scales."""
+        return codes
+
     def cover(self, box: Box) -> Box:
         return (*box[:-2], aligned(box[-2], self.outputs), aligned(box[-1], self.group or 1))
 
@@ -124,7 +135,7 @@ class Rounding:
 
     def values(self, parts: Parts, xp: Any = np, start: tuple[int, ...] = ()) -> Any:
         codes, scales = self.codes(parts["codes"], xp), parts["scales"]
-        groups = codes.reshape(*scales.shape, -1).astype(xp.float32)
+        groups = self.levels(codes, xp).reshape(*scales.shape, -1).astype(xp.float32)
         return (groups * scales.astype(xp.float32)[..., None]).reshape(codes.shape)
 
     def _size(self, ins: int) -> int:

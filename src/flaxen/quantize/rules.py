@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -18,17 +19,20 @@ from flaxen.core.tree import paths, rebuild
 from flaxen.layers.linear import Embedding, Linear
 from flaxen.layers.moe import Projections
 from flaxen.layers.routers import Router
-from flaxen.models.fold import Folded, in_body
+from flaxen.models.fold import in_body, plain_paths
 from flaxen.quantize.fp8 import KEPT
 from flaxen.quantize.leaf import QuantizedWeight
+from flaxen.quantize.normal_float import NormalFloat
 from flaxen.quantize.rounded import RoundedWeight, rounded_weight
 from flaxen.quantize.rounded_tensors import rounded_parts
-from flaxen.quantize.rounding import GROUPS, Rounding
+from flaxen.quantize.rounding import Rounding
 
-Rules = int | Rounding | Mapping[str, int | Rounding | None]
-"""How all projections are rounded; or for each expression that may be found in a path, how weights
-are (None: not at all), the first that is found counts.
+Rules = int | str | Rounding | Mapping[str, int | str | Rounding | None]
+"""How all projections are rounded: bits, "nf4" or a `Rounding`; or for each expression that may be
+found in a path, how weights are (None: not at all), the first that is found counts.
 """
+
+NF4 = "nf4"
 
 MODULES = (Linear, Embedding, Projections, Router)
 
@@ -61,7 +65,7 @@ def sites(tree: Any) -> dict[str, Site]:
     """Every matrix of a decoder by the path of its weight; those that are packed already are
     none.
     """
-    stacked, names, found = in_body(tree), _names(tree), {}
+    stacked, names, found = in_body(tree), plain_paths(tree), {}
     for path, layer in paths(tree, lambda x: isinstance(x, MODULES)).items():
         if not isinstance(layer, MODULES) or isinstance(layer.weight, QuantizedWeight):
             continue
@@ -73,22 +77,6 @@ def sites(tree: Any) -> dict[str, Site]:
         if site.outs:
             found[path] = site
     return found
-
-
-def _names(tree: Any) -> Callable[[str], tuple[str, ...]]:
-    """The paths that a path of a folded model has in the plain one."""
-    folds = paths(tree, lambda x: isinstance(x, Folded)).items()
-    folded = {path: x for path, x in folds if isinstance(x, Folded)}
-
-    def names(path: str) -> tuple[str, ...]:
-        for start, layers in folded.items():
-            match = re.fullmatch(rf"{re.escape(start)}\.(head|body|tail)\.(\d+)\.(.*)", path)
-            if match:
-                at = layers.indices(match[1], int(match[2]))
-                return tuple(f"{start}.{i}.{match[3]}" for i in at)
-        return (path,)
-
-    return names
 
 
 def chosen(found: Mapping[str, Site], rules: Rules) -> dict[str, Rounding]:
@@ -127,14 +115,14 @@ def _alike(rounding: Rounding, found: Iterable[Site]) -> Rounding:
     if rounding.bits == 8 or rounding.group is not None:
         return rounding
     widths = [math.prod(site.ins) for site in found]
-    group = next((g for g in GROUPS if all(n % g == 0 for n in widths)), None)
-    return Rounding(rounding.bits, group)
+    group = next((g for g in rounding.groups if all(n % g == 0 for n in widths)), None)
+    return dataclasses.replace(rounding, group=group)
 
 
 def _rounding(value: Any) -> Any:
     if value is None or isinstance(value, Rounding):
         return value
-    return Rounding(value)
+    return NormalFloat() if value == NF4 else Rounding(value)
 
 
 def _expression(text: str, names: list[str]) -> re.Pattern[str]:

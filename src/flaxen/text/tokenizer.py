@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flaxen.convert.formats.hub import download_tokenizer
+from flaxen.convert.formats.hub import download
+from flaxen.convert.formats.hub_files import tokenizer_files
 from flaxen.core.errors import CheckpointError, InputError
 from flaxen.core.hugging_face import transformers
 
@@ -32,7 +33,7 @@ def tokenizer(
     """
     here = Path(path).expanduser()
     if not here.exists():
-        here = download_tokenizer(os.fspath(path), revision=revision, token=token)
+        here = download(os.fspath(path), revision=revision, token=token, choose=tokenizer_files)
     elif here.is_dir() and not any((here / name).is_file() for name in VOCABULARIES):
         raise CheckpointError(
             f"{here} holds no tokenizer: none of {', '.join(VOCABULARIES)} is there."

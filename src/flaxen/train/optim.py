@@ -160,13 +160,16 @@ def learning_rate(config: TrainConfig, steps: int) -> Schedule:
 
 
 def decays(tree: Any) -> Any:
-    """A tree of booleans: True for matrices, False for biases, norms and what else is a vector in
-    each layer.
+    """A tree of booleans: True for matrices, False for biases, norms, DoRA's lengths and what else
+    is a vector in each layer.
     """
     folded = in_body(tree)
 
     def decay(path: Any, leaf: Any) -> bool:
         where = name_of(path)
-        return leaf.ndim - folded(where) >= 2 and where.rpartition(".")[2] != "bias"
+        return leaf.ndim - folded(where) >= 2 and where.rpartition(".")[2] not in (
+            "bias",
+            "magnitude",
+        )
 
     return jax.tree.map_with_path(decay, tree)

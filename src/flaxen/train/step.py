@@ -20,7 +20,7 @@ from flaxen.train.moments import everywhere, opt_state
 from flaxen.train.objectives import OBJECTIVES, Batch, Metrics, Objective
 from flaxen.train.optim import OPTIMIZERS, Schedule, decays, learning_rate
 from flaxen.train.settings import TrainConfig
-from flaxen.tune.lora import adapters, without_adapters
+from flaxen.tune import adapters, trainable_paths, with_dropout, without_adapters
 
 
 @module
@@ -139,9 +139,8 @@ def make_trainer(
 
 def trainable(tree: Any) -> Callable[[str, Any], bool]:
     """Which leaves are trained: the adapters if there are any, else every float but buffers."""
-    found = adapters(tree)
-    if found:
-        wanted = {f"{path}.{side}" for path in found for side in "ab"}
+    if adapters(tree):
+        wanted = trainable_paths(tree)
         return lambda path, leaf: path in wanted
     held = set(buffers(tree))
     return lambda path, leaf: jnp.issubdtype(leaf.dtype, jnp.floating) and path not in held
@@ -172,10 +171,10 @@ def place_batch(batch: dict[str, np.ndarray], runtime: Runtime) -> Batch:
 
 def _loss(objective: Objective, runtime: Runtime) -> Loss:
     def loss(weights: Any, frozen: Frozen, batch: Batch) -> tuple[jax.Array, Metrics]:
-        model = combine(weights, frozen.weights)
-        reference = frozen.reference
+        model, reference = combine(weights, frozen.weights), frozen.reference
         if objective.compares and reference is None:
             reference = without_adapters(model)
+        model = with_dropout(model, batch.get("dropout_keys"))
         return objective.loss(model, jax.lax.stop_gradient(reference), batch, runtime)
 
     return loss

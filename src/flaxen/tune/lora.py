@@ -1,102 +1,28 @@
-"""Low-rank adapters: a leaf that stands where a weight stands and adds `scale * b @ a` to it.
-
-Source: LoRA, https://arxiv.org/abs/2106.09685; rank-stabilised scale,
-https://arxiv.org/abs/2312.03732.
-"""
+"""New adapters on a model: which projections, what ranks, how they start."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
-import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 
-from flaxen.core.dot import dot, is_leaf_type, rows
-from flaxen.core.errors import ConfigError, did_you_mean
-from flaxen.core.tree import module, name_of, paths, static
-from flaxen.layers.linear import Linear
-from flaxen.models.fold import in_body
-from flaxen.quantize import QuantizedWeight
+from flaxen.core.errors import ConfigError
+from flaxen.core.tree import paths
+from flaxen.layers.linear import Embedding, Linear
+from flaxen.models.fold import in_body, plain_paths
+from flaxen.tune.leaf import DEFAULT, DoRA, LowRank, Replaced, links, root, row_norms, scale_of
+from flaxen.tune.several import adapter_names, adapters, merge, trainable_paths
+from flaxen.tune.start import INITS, started
+from flaxen.tune.targets import PROJECTIONS, layer_of, matching, pattern_value, saved_modules
 
-PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-
-
-@module
-class LowRank:
-    """A weight (out..., in...) and its adapter: a (rank, in...), b (out..., rank).
-
-    In a folded model all three have a `layers` axis in front.
-    """
-
-    weight: Any
-    a: Any
-    b: Any
-    scale: static[float]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.weight.shape
-
-    @property
-    def ndim(self) -> int:
-        return len(self.weight.shape)
-
-    @property
-    def dtype(self) -> Any:
-        return self.weight.dtype
-
-    @property
-    def stacked(self) -> int:
-        """1 if there is a `layers` axis, else 0."""
-        return self.a.ndim + self.b.ndim - 2 - self.ndim
-
-    @property
-    def rank(self) -> int:
-        return self.a.shape[self.stacked]
-
-    def dot(self, x: jax.Array, contract: int) -> jax.Array:
-        """As `core.dot.dot`, for the sum of the weight and its adapter."""
-        low = dot(dot(x, self.a, contract), self.b)
-        return dot(x, self.weight, contract) + jnp.asarray(self.scale, low.dtype) * low
-
-    def rows(self, ids: jax.Array) -> jax.Array:
-        """As `core.dot.rows`, for the sum of the weight and its adapter."""
-        low = rows(self.b, ids) @ self.a
-        return rows(self.weight, ids) + (self.scale * low).astype(self.dtype)
-
-    def shardings(self, where: Any) -> LowRank:
-        """The leaf with the place of each array, for a weight that lies at `where`."""
-        weight = self.weight.shardings(where) if is_leaf_type(self.weight) else where
-        a = b = where
-        if isinstance(where, NamedSharding):
-            spec = (*where.spec, *[None] * self.ndim)[: self.ndim]
-            split = self.b.ndim - 1
-            a = NamedSharding(where.mesh, P(*spec[: self.stacked], None, *spec[split:]))
-            b = NamedSharding(where.mesh, P(*spec[:split], None))
-        return dataclasses.replace(self, weight=weight, a=a, b=b)
-
-
-def is_low_rank(x: Any) -> bool:
-    return isinstance(x, LowRank)
-
-
-def adapters(tree: Any) -> dict[str, LowRank]:
-    """Every low-rank leaf of a model by path."""
-    found = paths(tree, is_leaf=is_low_rank)
-    return {path: leaf for path, leaf in found.items() if isinstance(leaf, LowRank)}
-
-
-def scale_of(rank: int, alpha: float, rank_stabilised: bool = False) -> float:
-    """alpha / rank, or alpha / sqrt(rank)."""
-    return alpha / (math.sqrt(rank) if rank_stabilised else rank)
+__all__ = ["PROJECTIONS", "LowRank", "adapters", "add_lora", "merge", "scale_of", "trainable_paths"]
 
 
 def add_lora(
@@ -107,122 +33,175 @@ def add_lora(
     targets: str | Sequence[str] | None = None,
     rank_stabilised: bool = False,
     seed: int = 0,
+    name: str = DEFAULT,
+    use_dora: bool = False,
+    dropout: float = 0.0,
+    init: str = "normal",
+    rank_pattern: Mapping[str, int] | None = None,
+    alpha_pattern: Mapping[str, float] | None = None,
+    layers_to_transform: int | Sequence[int] | None = None,
+    modules_to_save: Sequence[str] = (),
 ) -> Any:
     """The model with an adapter on each target; it computes the same until an adapter is trained.
 
     `targets` are names of projections, or a regular expression for the whole path of one
-    (`.*self_attn.q_proj`); by default all of `PROJECTIONS` that the model has. Experts of a mixture
-    are no targets.
-    `a` is normal with variance 1 / inputs, `b` is zero; both are float32. The weights are shared
-    with the given model.
+    (`.*self_attn.q_proj`), or "all-linear": all but heads and routers; by default all of
+    `PROJECTIONS` that the model has. Experts of a mixture are no targets.
+    `a` starts as `init` says (`flaxen.tune.start.INITS`), `b` is zero, and both are float32;
+    "pissa" starts from the largest singular values instead. The weights are shared with the given
+    model.
+    `name` tells several adapters of a model apart. `use_dora` trains lengths of rows too. `dropout`
+    is of the adapter's inputs. The patterns, {expression: rank or alpha}, are for projections whose
+    path the expression ends, `layers_to_transform` are the only layers that get an adapter, and the
+    heads and tables in `modules_to_save` are trained in full.
 
     Raises:
-        ConfigError: a rank below 1, a target that matches nothing, or a model that has adapters
-            already.
+        ConfigError: a rank below 1, a target that matches nothing, or a model that has an adapter
+            of this name already.
     """
-    if rank < 1:
-        raise ConfigError(f"rank is {rank}; expected 1 or more.")
-    if adapters(tree):
-        raise ConfigError("This model has adapters already; merge them before adding others.")
-    chosen, folded = matching(tree, targets), in_body(tree)
-    scale = scale_of(rank, alpha, rank_stabilised)
+    _check(tree, rank, name, dropout, init)
+    chosen, folded, names = matching(tree, targets), in_body(tree), plain_paths(tree)
+    layers = {layers_to_transform} if isinstance(layers_to_transform, int) else layers_to_transform
 
     def adapt(path: str, layer: Linear) -> Linear:
         if path not in chosen:
             return layer
-        a, b = adapter_shapes(layer, rank, folded(path))
-        # Drawn by NumPy: small, and nothing to compile for each shape.
-        draw = np.random.Generator(np.random.Philox(key=[seed, zlib.crc32(path.encode())]))
-        std = math.prod(layer.weight.shape[-layer.contract :]) ** -0.5
-        start = draw.standard_normal(a, np.float32) * np.float32(std)
-        return with_adapter(layer, start, np.zeros(b, np.float32), scale)
+        plain = names(path)
+        ranks = [
+            int(pattern_value(rank_pattern, each, rank))
+            if layers is None or layer_of(each) in layers
+            else 0
+            for each in plain
+        ]
+        scales = {
+            scale_of(r, pattern_value(alpha_pattern, each, alpha), rank_stabilised)
+            for r, each in zip(ranks, plain, strict=True)
+            if r
+        }
+        if not scales:
+            return layer
+        if len(scales) > 1 or (use_dora and 0 in ranks):
+            raise ConfigError(
+                f"{path} holds several layers, whose adapters would differ in their scale or "
+                "lengths; load the model with scan_layers=False."
+            )
+        leaf = started(layer, plain, ranks, scales.pop(), init, seed, folded(path))
+        leaf = [dataclasses.replace(x, name=name, dropout=dropout) for x in leaf]
+        layer = _with(layer, leaf)
+        return with_magnitude(layer) if use_dora else layer
 
-    return map_linears(adapt, tree)
+    saved = saved_modules(tree, modules_to_save)
+    return replaced(map_linears(adapt, tree), dict.fromkeys(saved), name)
 
 
-def merge(tree: Any) -> Any:
-    """The model with plain weights: W + scale * b @ a in float32, cast once to the weight's dtype;
-    a packed W becomes a plain weight too.
+def _check(tree: Any, rank: int, name: str, dropout: float, init: str) -> None:
+    if rank < 1:
+        raise ConfigError(f"rank is {rank}; expected 1 or more.")
+    if not 0 <= dropout < 1:
+        raise ConfigError(f"dropout is {dropout}; expected 0 or more, and less than 1.")
+    if not re.fullmatch(INITS, init):
+        raise ConfigError(f"init is {init!r}; expected {INITS.replace('|', ', ')}.")
+    check_new(tree, name)
 
-    Raises:
-        ConfigError: when there is no adapter, so that nothing is merged twice unnoticed.
+
+def check_new(tree: Any, name: str) -> None:
     """
-    if not adapters(tree):
-        raise ConfigError("This model has no adapters to merge; were they merged already?")
-    return jax.tree.map(lambda x: _merged(x) if is_low_rank(x) else x, tree, is_leaf=is_low_rank)
-
-
-def without_adapters(tree: Any) -> Any:
-    """The model as it was before it got adapters: its own weights, the very same arrays."""
-    return jax.tree.map(lambda x: x.weight if is_low_rank(x) else x, tree, is_leaf=is_low_rank)
-
-
-@jax.jit
-def _merged(leaf: LowRank) -> jax.Array:
-    batch = tuple(range(leaf.stacked))
-    over = (((leaf.b.ndim - 1,), (leaf.stacked,)), (batch, batch))
-    change = jax.lax.dot_general(leaf.b, leaf.a, over, precision="highest")
-    weight = leaf.weight
-    if isinstance(weight, QuantizedWeight):
-        weight = (jax.vmap(QuantizedWeight.values) if leaf.stacked else QuantizedWeight.values)(
-            weight
+    Raises:
+        ConfigError: the model has an adapter of this name.
+    """
+    if name in adapter_names(tree):
+        raise ConfigError(
+            f"This model has an adapter {name!r} already; merge them before adding others, or give "
+            "this one another name=."
         )
-    return (weight.astype(jnp.float32) + leaf.scale * change).astype(leaf.dtype)
 
 
 def map_linears(change: Callable[[str, Linear], Linear], tree: Any) -> Any:
     """`tree` with `change(path, projection)` in place of every projection."""
+    name = partial(jax.tree_util.keystr, simple=True, separator=".")
+    is_linear = lambda x: isinstance(x, Linear)
     return jax.tree.map_with_path(
-        lambda path, x: change(name_of(path), x) if _is_linear(x) else x, tree, is_leaf=_is_linear
+        lambda path, x: change(name(path), x) if is_linear(x) else x, tree, is_leaf=is_linear
     )
 
 
-def adapter_shapes(layer: Linear, rank: int, folded: bool) -> tuple[tuple[int, ...], ...]:
-    """Shapes of `a` and `b` for a projection."""
-    shape, split = layer.weight.shape, len(layer.weight.shape) - layer.contract
-    stack = shape[: int(folded)]
-    return (*stack, rank, *shape[split:]), (*shape[:split], rank)
-
-
-def with_adapter(layer: Linear, a: np.ndarray, b: np.ndarray, scale: float) -> Linear:
+def with_adapter(layer: Linear, a: np.ndarray, b: np.ndarray, scale: float, **more: Any) -> Linear:
     """The projection with this adapter, which is cut along the same mesh axes as the weight."""
-    leaf = LowRank(weight=layer.weight, a=jnp.asarray(a), b=jnp.asarray(b), scale=scale)
-    sharding = getattr(layer.weight, "sharding", None)
-    if isinstance(sharding, NamedSharding):
-        places = leaf.shardings(sharding)
-        leaf = dataclasses.replace(
-            leaf, a=jax.device_put(a, places.a), b=jax.device_put(b, places.b)
+    return _with(layer, [LowRank(weight=None, a=a, b=b, scale=scale, **more)])
+
+
+def _with(layer: Linear, leaves: Sequence[LowRank]) -> Linear:
+    weight = layer.weight
+    sharding = getattr(weight, "sharding", None)
+    for leaf in leaves:
+        leaf = dataclasses.replace(leaf, weight=weight)
+        where = leaf.shardings(sharding) if isinstance(sharding, NamedSharding) else None
+        a, b = (
+            jnp.asarray(x) if where is None else jax.device_put(x, getattr(where, side))
+            for side, x in (("a", leaf.a), ("b", leaf.b))
         )
-    return dataclasses.replace(layer, weight=leaf)
+        weight = dataclasses.replace(leaf, a=a, b=b)
+    return dataclasses.replace(layer, weight=weight)
 
 
-def _is_linear(x: Any) -> bool:
-    return isinstance(x, Linear)
+def with_magnitude(layer: Linear, magnitude: Any = None) -> Linear:
+    """The projection with its last adapter as one of DoRA's; lengths are those of the rows as they
+    are unless given.
+    """
+    leaf = layer.weight
+    if magnitude is None:
+        magnitude = norms(layer)
+    fields = {field.name: getattr(leaf, field.name) for field in dataclasses.fields(leaf)}
+    dora = DoRA(**fields, magnitude=magnitude)
+    where = leaf.sharding
+    if isinstance(where, NamedSharding):
+        magnitude = jax.device_put(magnitude, dora.shardings(where).magnitude)
+    return dataclasses.replace(
+        layer, weight=dataclasses.replace(dora, magnitude=jnp.asarray(magnitude))
+    )
 
 
-def matching(tree: Any, targets: str | Sequence[str] | None) -> set[str]:
-    """Paths of the projections that the targets mean."""
-    every = [path for path, x in paths(tree, is_leaf=_is_linear).items() if _is_linear(x)]
-    kinds = {path.rpartition(".")[2] for path in every}
-    if targets is None:
-        targets = [name for name in PROJECTIONS if name in kinds]
-    if isinstance(targets, str):
-        return _matching_pattern(every, targets)
-    wrong = [target for target in targets if target not in kinds]
-    if wrong:
-        words = " ".join(f"{t!r} matches no projection.{did_you_mean(t, kinds)}" for t in wrong)
-        raise ConfigError(f"Cannot add adapters: {words}")
-    return {path for path in every if path.rpartition(".")[2] in targets}
+def norms(layer: Linear) -> jax.Array:
+    """The lengths of the rows of W + scale * b a, b being the last adapter's and W the base."""
+    leaf = layer.weight
+    alone = dataclasses.replace(leaf, weight=root(leaf), active=True)
+    below = [link for link in links(leaf)[:-1] if link.name == leaf.name]
+    for link in below:
+        alone = dataclasses.replace(alone, weight=dataclasses.replace(link, weight=root(leaf)))
+    return _norms(alone, layer.contract)
 
 
-def _matching_pattern(every: list[str], pattern: str) -> set[str]:
-    try:
-        found = {path for path in every if re.fullmatch(pattern, path)}
-    except re.error as error:
-        raise ConfigError(f"targets {pattern!r} is no regular expression: {error}.") from error
-    if not found:
-        raise ConfigError(
-            f"The expression {pattern!r} matches the whole path of no projection."
-            f"{did_you_mean(pattern, every)}"
+@partial(jax.jit, static_argnums=1)
+def _norms(leaf: LowRank, contract: int) -> jax.Array:
+    one = lambda leaf: row_norms(leaf, contract)
+    return (jax.vmap(one) if leaf.stacked else one)(leaf)
+
+
+def replaced(tree: Any, values: Mapping[str, Any], name: str) -> Any:
+    """The model with these weights, by path, trained in full: a value of None starts as the weight
+    is.
+    """
+    if not values:
+        return tree
+    is_part = lambda x: isinstance(x, Linear | Embedding)
+    dotted = partial(jax.tree_util.keystr, simple=True, separator=".")
+
+    def change(path: Any, part: Any) -> Any:
+        if not is_part(part) or dotted(path) not in values:
+            return part
+        value, old = values[dotted(path)], root(part.weight)
+        value = jnp.array(old, copy=True) if value is None else jnp.asarray(value, old.dtype)
+        if isinstance(getattr(old, "sharding", None), NamedSharding):
+            value = jax.device_put(value, old.sharding)
+        return dataclasses.replace(
+            part, weight=Replaced(weight=part.weight, value=value, name=name)
         )
-    return found
+
+    return jax.tree.map_with_path(change, tree, is_leaf=is_part)
+
+
+def has_part(tree: Any, path: str) -> bool:
+    """Whether there is a projection or a table at this path."""
+    return isinstance(
+        paths(tree, lambda x: isinstance(x, Linear | Embedding)).get(path), Linear | Embedding
+    )

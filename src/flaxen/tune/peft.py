@@ -1,232 +1,202 @@
-"""Adapter folders in the format of the PEFT library: adapter_config.json and
-adapter_model.safetensors.
-
-Format: https://huggingface.co/docs/peft/developer_guides/checkpoint
-"""
+"""Adapter folders in the format of the PEFT library, read onto a model."""
 
 from __future__ import annotations
 
-import json
-import math
+import dataclasses
 import os
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
-from flaxen.convert.formats.checkpoint import read_json
-from flaxen.convert.formats.safetensors import open_safetensors
-from flaxen.convert.relation import Join, renamer
-from flaxen.core.errors import CheckpointError, ConfigError
-from flaxen.core.tree import paths
+from flaxen.convert.lazy import LazyTensor
+from flaxen.convert.relation import Relation, Row, renamer
+from flaxen.core.errors import CheckpointError
 from flaxen.layers.linear import Linear
-from flaxen.models.fold import Folded, in_body
+from flaxen.models.fold import in_body, plain_paths
+from flaxen.tune.config import CONFIG, PREFIX, WEIGHTS, Config, read_adapter
+from flaxen.tune.leaf import DEFAULT
 from flaxen.tune.lora import (
-    adapter_shapes,
-    adapters,
+    check_new,
     map_linears,
-    scale_of,
+    norms,
+    replaced,
     with_adapter,
+    with_magnitude,
 )
+from flaxen.tune.modules import Module, Names, check_apart, modules, whole_rows
+from flaxen.tune.saving import save_adapter
 
-CONFIG = "adapter_config.json"
-WEIGHTS = "adapter_model.safetensors"
-PREFIX = "base_model.model."
+__all__ = ["CONFIG", "WEIGHTS", "check_apart", "load_adapter", "save_adapter"]
 
-ONLY = {
-    "peft_type": ("LORA",),
-    "bias": ("none",),
-    "use_dora": (False, None),
-    "modules_to_save": (None, []),
-    "rank_pattern": ({}, None),
-    "alpha_pattern": ({}, None),
-    "lora_bias": (False, None),
-    "alora_invocation_tokens": (None,),
-    "layer_replication": (None,),
-    "trainable_token_indices": (None,),
-    "use_qalora": (False, None),
-    "use_bdlora": (False, None),
-    "target_parameters": (None, []),
-}
-"""Keys of the config that change what an adapter computes, and the values we can follow."""
-
-NUMBERS: list[tuple[str, Callable[[Any], bool], str]] = [
-    ("r", lambda x: type(x) is int and 0 < x < 2**31, "a whole number of 1 or more"),
-    ("lora_alpha", lambda x: type(x) in (int, float) and abs(x) < 1e30, "a number"),
-    ("use_rslora", lambda x: x in (None, True, False), "true or false"),
-]
-"""What the scale of an adapter is made of."""
+A, B, M = "lora_A.weight", "lora_B.weight", "lora_magnitude_vector"
 
 
-def save_adapter(
-    tree: Any,
-    folder: str | os.PathLike[str],
-    names: Mapping[str, Any],
-    *,
-    alpha: float,
-    rank_stabilised: bool = False,
-    fan_in_fan_out: bool = False,
-    base: str | None = None,
-) -> Path:
-    """Write the adapters of a model; `names` is its family's table, `base` the name of the model
-    they belong to. `fan_in_fan_out` tells PEFT that the projections lie `[in, out]` in the base's
-    file; adapters look the same either way.
-
-    Raises:
-        ConfigError: when the model has none, or one on a part of a tensor of the file.
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """What a folder holds for one projection of one layer: a (rank, in...), b (out..., rank), with
+    DoRA magnitude (out...).
     """
-    from safetensors.numpy import save_file
 
-    found = adapters(tree)
-    if not found:
-        raise ConfigError("This model has no adapters to save; were they merged?")
-    check_apart(found, names)
-    tensors: dict[str, np.ndarray] = {}
-    for path, leaf in found.items():
-        modules = _modules(tree, path.removesuffix(".weight"), names)
-        for side, array in (("A", leaf.a), ("B", leaf.b)):
-            for module, one in zip(modules, _each(np.asarray(array), leaf.stacked), strict=True):
-                flat = (leaf.rank, -1) if side == "A" else (-1, leaf.rank)
-                tensors[f"{PREFIX}{module}.lora_{side}.weight"] = one.reshape(flat)
-    config = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": base,
-        "r": next(iter(found.values())).rank,
-        "lora_alpha": alpha,
-        "use_rslora": rank_stabilised,
-        "target_modules": _targets(tree, found, names),
-        "lora_dropout": 0.0,
-        "bias": "none",
-        "fan_in_fan_out": fan_in_fan_out,
-        "inference_mode": True,
-    }
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    return folder
+    a: np.ndarray
+    b: np.ndarray
+    scale: float
+    magnitude: np.ndarray | None
 
 
-def load_adapter(tree: Any, folder: str | os.PathLike[str], names: Mapping[str, Any]) -> Any:
-    """The model with the adapters of a PEFT folder. A layer without one inside a folded model gets
-    zeros.
+def load_adapter(
+    tree: Any, folder: str | os.PathLike[str], names: Names, *, name: str = DEFAULT
+) -> Any:
+    """The model with the adapters of a PEFT folder, under a name that tells them from others.
+
+    names: the relation of the model (`flaxen.adapter.relation_of`), or its family's table, with
+    which adapters of fused tensors find no place. Several of our projections that are one module of
+    the checkpoint share its A, and each gets its rows of B. A layer without an adapter inside a
+    folded model gets zeros.
 
     Raises:
         CheckpointError: files that are absent or damaged, or tensors that do not fit the model.
         ConfigError: a kind of adapter that would compute something else here, or a model that has
-            adapters.
+            an adapter of this name.
     """
-    if adapters(tree):
-        raise ConfigError("This model has adapters already; merge them before loading others.")
-    config, left = _read(Path(folder))
-    rank, folded = config["r"], in_body(tree)
-    scale = scale_of(rank, config["lora_alpha"], bool(config.get("use_rslora")))
+    check_new(tree, name)
+    config, left = read_adapter(Path(folder))
     problems: list[str] = []
+    parts = _parts(tree, config, left, names, problems)
+    whole = {
+        path: jnp.asarray(row.load({key: tensor})[f"{path}.weight"].read())
+        for key, (row, tensor) in whole_weights(tree, left, names, problems).items()
+        for path in [next(iter(row.parts.values()))[0].removesuffix(".weight")]
+    }
+    raise_problems(folder, problems, left)
+    folded, plain = in_body(tree), plain_paths(tree)
 
     def adapt(path: str, layer: Linear) -> Linear:
-        keys = [f"{PREFIX}{module}" for module in _modules(tree, path, names)]
-        if not any(f"{key}.lora_{side}.weight" in left for key in keys for side in "AB"):
+        mine = [parts.get(each) for each in plain(path)]
+        there = [part for part in mine if part is not None]
+        if not there:
             return layer
-        shapes, sides = adapter_shapes(layer, rank, folded(path)), []
-        for side, shape in zip("AB", shapes, strict=True):
-            one = shape[1:] if folded(path) else shape
-            flat = (rank, math.prod(one[1:])) if side == "A" else (math.prod(one[:-1]), rank)
-            found = {key: left.pop(f"{key}.lora_{side}.weight", None) for key in keys}
-            wrong = [(k, x.shape) for k, x in found.items() if x is not None and x.shape != flat]
-            problems.extend(f"{k}.lora_{side} is {is_}, expected {flat}" for k, is_ in wrong)
-            sides.append((shape, flat, found))
-        halves = [key for key in keys if len({found[key] is None for *_, found in sides}) == 2]
-        problems.extend(f"{key} has only one of lora_A and lora_B" for key in halves)
-        if problems:
-            return layer
-        full = [_stacked(found.values(), flat).reshape(shape) for shape, flat, found in sides]
-        return with_adapter(layer, full[0], full[1], scale)
+        return _adapted(layer, mine, there, folded(path), name=name, dropout=config.lora_dropout)
 
-    adapted = map_linears(adapt, tree)
-    problems += [f"the model has no place for {key}" for key in sorted(left)]
+    return replaced(map_linears(adapt, tree), whole, name)
+
+
+def _parts(
+    tree: Any, config: Config, left: dict[str, LazyTensor], names: Names, problems: list[str]
+) -> dict[str, Part]:
+    """What is there for each projection by its path in the model that is not folded; taken out of
+    `left`.
+    """
+    out: dict[str, Part] = {}
+    for module in modules(tree, names):
+        found = {key: left.pop(f"{module.name}.{key}", None) for key in (A, B, M)}
+        found[M] = left.pop(f"{module.name}.{M}.weight", found[M])
+        if not any(x is not None for x in found.values()):
+            continue
+        bad = misfits(module, config, found)
+        problems += bad
+        if not bad:
+            out |= _split(module, config, {k: x for k, x in found.items() if x is not None})
+    return out
+
+
+def misfits(module: Module, config: Config, found: Mapping[str, LazyTensor | None]) -> list[str]:
+    """What is wrong with the tensors of a module."""
+    rank, (outs, ins), name = config.rank(module.name), module.sizes, PREFIX + module.name
+    if found[A] is None or found[B] is None:
+        return [f"{name} has only one of lora_A and lora_B"]
+    if (found[M] is not None) != config.use_dora:
+        has = "a" if found[M] is not None else "no"
+        return [f"{name} has {has} {M}, and its config says use_dora={config.use_dora}"]
+    fitting = {A: (rank, ins), B: (outs, rank), M: (outs,)}
+    return [
+        f"{name}.{key.removesuffix('.weight')} is {x.shape}, expected {fitting[key]}"
+        for key, x in found.items()
+        if x is not None and x.shape != fitting[key]
+    ]
+
+
+def _split(module: Module, config: Config, found: Mapping[str, LazyTensor]) -> dict[str, Part]:
+    wide = {key: x.read().astype(np.float32) for key, x in found.items()}
+    a, b = module.split_a(wide[A]), module.split_b(wide[B])
+    m = module.split_magnitude(wide[M]) if M in wide else {}
+    scale = config.scale(module.name)
+    return {module.path(x): Part(a[x], b[x], scale, m.get(x)) for x in module.labels}
+
+
+def _adapted(
+    layer: Linear, mine: Sequence[Part | None], there: Sequence[Part], folded: bool, **about: Any
+) -> Linear:
+    """The projection with its parts; ranks of stacked layers are made equal with zeros, scales by
+    what `b` is multiplied with.
+    """
+    first, rank = there[0], max(len(part.a) for part in there)
+    scale = max((part.scale for part in there), key=abs)
+    a = np.zeros((len(mine), rank, *first.a.shape[1:]), np.float32)
+    b = np.zeros((len(mine), *first.b.shape[:-1], rank), np.float32)
+    for i, part in enumerate(mine):
+        if part is not None:
+            a[i, : len(part.a)] = part.a
+            factor = np.float32(part.scale / scale) if scale else np.float32(1)
+            b[i, ..., : len(part.a)] = part.b * factor
+    a, b = (a, b) if folded else (a[0], b[0])
+    layer = with_adapter(layer, a, b, scale, **about)
+    if first.magnitude is None:
+        return layer
+    lengths = list(np.asarray(norms(layer)).reshape(len(mine), *first.magnitude.shape))
+    pairs = zip(mine, lengths, strict=True)
+    given = [old if x is None or x.magnitude is None else x.magnitude for x, old in pairs]
+    return with_magnitude(layer, np.stack(given) if folded else given[0])
+
+
+def raise_problems(
+    folder: str | os.PathLike[str], problems: Sequence[str], left: Mapping[str, Any]
+) -> None:
+    """
+    Raises:
+        CheckpointError: there are problems, or tensors that no part of the model took.
+    """
+    problems = [*problems, *(f"the model has no place for {PREFIX}{key}" for key in sorted(left))]
     if problems:
         more = f", and {len(problems) - 5} more" if len(problems) > 5 else ""
         raise CheckpointError(
             f"The adapter in {folder} does not fit this model: {'; '.join(problems[:5])}{more}."
         )
-    return adapted
 
 
-def _modules(tree: Any, path: str, names: Mapping[str, Any]) -> list[str]:
-    """The hub names of the modules that a (stacked) projection stands for."""
-    rename = renamer(names)
-    layers, found = tree.layers, re.fullmatch(r"layers\.(head|body|tail)\.(\d+)(\..+)", path)
-    if found is None or not isinstance(layers, Folded):
-        return [rename(path)]
-    part, place, rest = found[1], int(found[2]), found[3]
-    return [rename(f"layers.{i}{rest}") for i in layers.indices(part, place)]
-
-
-def _stacked(parts: Iterable[np.ndarray | None], shape: tuple[int, ...]) -> np.ndarray:
-    """The parts one above the other, zeros where there is none."""
-    zeros = np.zeros(shape, np.float32)
-    return np.stack([zeros if part is None else part.astype(np.float32) for part in parts])
-
-
-def check_apart(found: Iterable[str], names: Mapping[str, Any]) -> None:
-    """Adapters, by the path of their weight, can be saved.
-
-    Raises:
-        ConfigError: one is on a part of a fused projection, so no module of the hub is its own.
+def whole_weights(
+    tree: Any, left: dict[str, LazyTensor], names: Names, problems: list[str]
+) -> dict[str, tuple[Row, LazyTensor]]:
+    """Heads and tables that were trained in full, by their names in the checkpoint; taken out of
+    `left`.
     """
-    joined = {label for x in names.values() if isinstance(x, Join) for label in x.parts}
-    wrong = [p for p in found if p.removesuffix(".weight").endswith(tuple(f".{j}" for j in joined))]
-    if wrong:
-        raise ConfigError(
-            f"An adapter on {wrong[0]} cannot be saved: in the file of this family that "
-            f"projection is a part of a larger one, as are all of {', '.join(sorted(joined))}. "
-            "Adapt other projections, or merge (flaxen.tune.merge)."
-        )
-
-
-def _targets(tree: Any, found: Iterable[str], names: Mapping[str, Any]) -> list[str]:
-    """The last words of the adapted modules' names: as many as tell them from all others."""
-    every = paths(tree, is_leaf=lambda x: isinstance(x, Linear))
-    linears = [path for path, x in every.items() if isinstance(x, Linear)]
-    adapted = {path.removesuffix(".weight") for path in found}
-    word = lambda path, n: ".".join(_modules(tree, path, names)[0].split(".")[-n:])
-    others = [path for path in linears if path not in adapted]
-    taken = {word(path, 1) for path in others}
-    return sorted({word(p, 2 if word(p, 1) in taken else 1) for p in adapted})
-
-
-def _each(array: np.ndarray, stacked: int) -> list[np.ndarray]:
-    return list(array) if stacked else [array]
-
-
-def _read(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The config and the tensors of an adapter folder, refused where we cannot follow them
-    exactly.
-    """
-    absent = [name for name in (CONFIG, WEIGHTS) if not (folder / name).is_file()]
-    if absent:
-        raise CheckpointError(
-            f"{folder / absent[0]} is not there; an adapter folder has {CONFIG} and {WEIGHTS}."
-        )
-    config = read_json(folder / CONFIG)
-    with open_safetensors(folder / WEIGHTS) as checkpoint:
-        tensors = {name: tensor.read() for name, tensor in checkpoint.items()}
-    wrong = [
-        f"{key}={config[key]!r}"
-        for key, good in ONLY.items()
-        if config.get(key, good[0]) not in good
+    rows = whole_rows(tree, names)
+    ties = tree.ties() if hasattr(tree, "ties") else {}
+    problems += _tied(rows, ties, left, names)
+    found = {key: (row, left.pop(key)) for key, row in rows.items() if key in left}
+    problems += [
+        f"{PREFIX}{key} is {tensor.shape}, expected {row.shape}"
+        for key, (row, tensor) in found.items()
+        if tensor.shape != row.shape
     ]
-    if wrong:
-        raise ConfigError(
-            f"{folder / CONFIG} asks for {', '.join(wrong)}, which is not supported. "
-            "Merge that adapter with the library that made it, and load the merged model."
-        )
-    for key, fits, words in NUMBERS:
-        if not fits(config.get(key)):
-            raise ConfigError(
-                f"{folder / CONFIG} says {key}={config.get(key)!r}; expected {words}."
-            )
-    return config, tensors
+    return found if not problems else {}
+
+
+def _tied(
+    rows: Mapping[str, Row], ties: Mapping[str, str], left: dict[str, LazyTensor], names: Names
+) -> list[str]:
+    """Weights that are one here have to be equal in the folder; one of them is taken out."""
+    by_path = {path: key for key, row in rows.items() for path, _ in row.parts.values()}
+    rename = (lambda path: path) if isinstance(names, Relation) else renamer(names)
+    problems = []
+    for alias, source in ties.items():
+        one, other = by_path.get(source), rename(alias)
+        a, b = left.get(one or ""), left.get(other)
+        if a is None and b is None:
+            continue
+        if a is None or b is None or not np.array_equal(a.read(), b.read()):
+            problems.append(f"{one} and {other} are one weight in it, and the folder changes one")
+        left.pop(other, None)
+    return problems

@@ -25,7 +25,6 @@ from flaxen.convert.formats.hub_files import (
     ReadJson,
     checkpoint_files,
     stays_inside,
-    tokenizer_files,
 )
 from flaxen.core.errors import CheckpointError
 
@@ -92,27 +91,25 @@ def clean_token(token: str | None) -> str | None:
     return token
 
 
-def download(name: str, *, revision: str | None = None, token: str | None = None) -> Path:
+def download(
+    name: str,
+    *,
+    revision: str | None = None,
+    token: str | None = None,
+    choose: Choose = checkpoint_files,
+) -> Path:
     """The checkpoint of a hub repository, downloaded or from the hub's cache: a folder or a file.
 
     Only the weights of one format come, with the configuration and the tokenizer. Without a
     connection, or with HF_HUB_OFFLINE=1, a repository that is in the cache is found there.
 
-    revision: branch, tag or commit; token: default is the one that `hf auth login` stored.
+    revision: branch, tag or commit; token: default is the one that `hf auth login` stored; choose:
+    which files are wanted (`hub_files`).
 
     Raises:
         CheckpointError: absent, private, gated, without known weights, out of reach, no room.
     """
-    return _local(hub_name(name, revision, token), checkpoint_files)
-
-
-def download_tokenizer(name: str, *, revision: str | None = None, token: str | None = None) -> Path:
-    """The folder with a repository's tokenizer, or its GGUF file where that is all there is.
-
-    Raises:
-        CheckpointError: as `download` does.
-    """
-    return _local(hub_name(name, revision, token), tokenizer_files)
+    return _local(hub_name(name, revision, token), choose)
 
 
 def is_url(name: str) -> bool:

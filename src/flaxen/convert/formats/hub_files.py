@@ -14,6 +14,9 @@ from flaxen.core.errors import CheckpointError
 PICKLED = "pytorch_model.bin"
 PICKLED_INDEX = "pytorch_model.bin.index.json"
 
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
+
 FILES = (".safetensors", ".gguf", ".bin", ".pt", ".pth")
 """How a name ends that means a file in a repository, not a folder."""
 
@@ -47,7 +50,8 @@ class Chosen(NamedTuple):
 
 
 def checkpoint_files(files: Iterable[str], path: str, read_json: ReadJson) -> Chosen:
-    """The weights at `path` in one format, and the configuration and tokenizer beside them.
+    """The weights at `path` in one format, and the configuration and tokenizer beside them; those
+    of an adapter, where there are no others.
 
     path: a folder of the repository ("" is the top), or one file.
     read_json: reads an index, to know its shards.
@@ -69,6 +73,8 @@ def checkpoint_files(files: Iterable[str], path: str, read_json: ReadJson) -> Ch
             shards = sorted(wanted_by_file(read_json(here[index]), here[index]))
             needed = [here[index], *(join(path, shard) for shard in shards)]
             return Chosen(path, needed, _beside(files, path))
+    if ADAPTER_CONFIG in here:
+        return adapter_files(files, path, read_json)
     return _gguf(files, path)
 
 
@@ -86,6 +92,22 @@ def tokenizer_files(files: Iterable[str], path: str, read_json: ReadJson) -> Cho
     if words:
         return Chosen(folder, words, _beside(files, folder))
     return _gguf(files, folder)
+
+
+def adapter_files(files: Iterable[str], path: str, read_json: ReadJson) -> Chosen:
+    """The config and the weights of an adapter.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    files = sorted(files)
+    here = _inside(files, path)
+    weights = next((here[name] for name in ADAPTERS if name in here), None)
+    if weights is None or ADAPTER_CONFIG not in here:
+        raise CheckpointError(
+            f"{path or 'It'} has no {ADAPTER_CONFIG} with {ADAPTERS[0]}. {_there(files)}"
+        )
+    return Chosen(path, [here[ADAPTER_CONFIG], weights], _beside(files, path))
 
 
 def _gguf(files: list[str], path: str) -> Chosen:

@@ -9,31 +9,30 @@ from pathlib import Path
 from flaxen.families import find
 from flaxen.show import loss_picture
 from flaxen.train.run.log import Log
-from flaxen.train.run.prepare import Run
+from flaxen.train.run.prepare import Run, relation_of
 from flaxen.train.run.result import Result
 from flaxen.train.step import TrainState, trained_tree
-from flaxen.tune import merge, save_adapter
+from flaxen.tune import adapters, merge, save_adapter
 
 
 def finish(run: Run, step: int, state: TrainState) -> Result:
     """The trained model and, if the run is complete, its files."""
-    config, output = run.config, run.output
+    output = run.output
     tree = trained_tree(state, run.tree)
-    model = run.model.replace(module=merge(tree) if config.lora_rank else tree)
+    model = run.model.replace(module=merge(tree) if adapters(tree) else tree)
     log = Log(output / "log.jsonl", step)
     result = Result(model, output, log.path, step, step == run.steps, log.rows())
     if not result.finished:
         return result
     files: dict[str, Path] = {"model_path": output / "model"}
     model.save(files["model_path"], tokenizer=run.tok)
-    if config.lora_rank:
+    if adapters(tree):
         family = find(run.model.config.model_type)
         files["adapter_path"] = save_adapter(
             tree,
             output / "adapter",
-            family.names,
-            alpha=config.lora_alpha,
-            rank_stabilised=config.lora_rank_stabilised,
+            relation_of(run.model),
+            rank_stabilised=run.config.lora_rank_stabilised,
             fan_in_fan_out=family.fan_in_fan_out,
             base=str(run.model.origin.folder) if run.model.origin.folder else None,
         )

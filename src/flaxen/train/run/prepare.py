@@ -7,16 +7,17 @@ import math
 from pathlib import Path
 from typing import Any
 
+from flaxen.convert.relation import Relation, relate
 from flaxen.core.errors import CheckpointError, InputError
-from flaxen.families import find
+from flaxen.families.config import described
 from flaxen.layers.runtime import Runtime
 from flaxen.train.checkpoint import Checkpoints, checksum
 from flaxen.train.data.records import read_records
 from flaxen.train.objectives import OBJECTIVES, Objective, Source
 from flaxen.train.settings import Paths, TrainConfig
 from flaxen.train.step import Trainer, TrainState, make_trainer
-from flaxen.tune import adapters, add_lora
-from flaxen.tune.peft import check_apart
+from flaxen.tune import adapters, add_lora, without_adapters
+from flaxen.tune.modules import check_apart
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,9 +110,22 @@ def _adapted(model: Any, config: TrainConfig) -> Any:
         targets=config.lora_targets,
         rank_stabilised=config.lora_rank_stabilised,
         seed=config.seed,
+        use_dora=config.use_dora,
+        dropout=config.lora_dropout,
+        init=config.lora_init,
+        rank_pattern=config.rank_pattern,
+        alpha_pattern=config.alpha_pattern,
+        layers_to_transform=config.layers_to_transform,
+        modules_to_save=config.modules_to_save or (),
     )
-    check_apart(adapters(tree), find(model.config.model_type).names)
+    check_apart(adapters(tree), relation_of(model))
     return tree
+
+
+def relation_of(model: Any) -> Relation:
+    """Which tensors of its checkpoint the weights of a model live in."""
+    abstract, family = described(model.config, without_adapters(model.module))
+    return relate(abstract, family.names_of(abstract))
 
 
 def _tree(reference: Any, objective: Objective) -> Any:

@@ -20,3 +20,16 @@ class AdapterSettings:
         flag=list[str],
     )
     lora_rank_stabilised: bool = setting(False, "Scale is alpha / sqrt(rank).")
+    use_dora: bool = setting(False, "Lengths of rows are trained too (DoRA).")
+    lora_dropout: float = setting(0.0, "Of the inputs of adapters.", least=0, most=0.999)
+    lora_init: str = setting("normal", "How adapters start: normal, gaussian, kaiming, pissa.")
+    rank_pattern: dict[str, int] | None = setting(
+        None, "Other ranks for projections whose path an expression ends.", flag=False
+    )
+    alpha_pattern: dict[str, float] | None = setting(None, "Other alphas, likewise.", flag=False)
+    layers_to_transform: Sequence[int] | None = setting(
+        None, "The only layers that get adapters.", flag=False
+    )
+    modules_to_save: Sequence[str] | None = setting(
+        None, "Heads and tables that are trained in full beside adapters.", flag=list[str]
+    )
