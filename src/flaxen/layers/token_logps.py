@@ -14,6 +14,8 @@ import jax.numpy as jnp
 from flaxen.layers.cross_entropy import IGNORED, Scoring, widened
 from flaxen.layers.row_chunks import in_chunks
 
+PLAIN = Scoring()
+
 
 def token_logps(
     x: jax.Array,
@@ -21,7 +23,7 @@ def token_logps(
     targets: jax.Array,
     *,
     bias: Any = None,
-    scoring: Scoring = Scoring(),
+    scoring: Scoring = PLAIN,
     temperature: float = 1.0,
     entropy: bool = False,
     chunk: int = 256,

@@ -60,10 +60,13 @@ class Decoder(Skeleton):
 
         return loss_alone(self, how, **inputs)
 
-    def features(self, ids: jax.Array, mask: jax.Array, runtime: Runtime) -> jax.Array:
+    def features(
+        self, ids: jax.Array, mask: jax.Array, runtime: Runtime, dropout_key: Any = None
+    ) -> jax.Array:
         from flaxen.models.causal import whole_context
 
-        return self.hidden(ids, whole_context(self, ids.shape, runtime, mask))[0]
+        ctx = whole_context(self, ids.shape, runtime, mask, dropout_key=dropout_key)
+        return self.hidden(ids, ctx)[0]
 
     def ties(self) -> dict[str, str]:
         return {"lm_head.weight": "embed_tokens.weight"} if self.lm_head is None else {}
