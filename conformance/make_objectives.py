@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections import defaultdict
 from contextlib import nullcontext
 from pathlib import Path
@@ -15,10 +16,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers import LlamaConfig, LlamaForSequenceClassification
 from trl import DPOTrainer, KTOTrainer
 from trl.experimental.cpo import CPOTrainer
 from trl.experimental.gkd import GKDTrainer
 from trl.experimental.orpo import ORPOTrainer
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+import golden
 
 TARGET = Path(__file__).parent.parent / "tests" / "data" / "objectives.json"
 BETA, EPS, B, T = 0.3, 0.1, 3, 6
@@ -117,6 +122,31 @@ def kto(policy: Any, before: Any, drift: Any, ref_drift: Any, good: list[int]) -
     return {"loss": loss, "kl": self._metrics["train"]["kl"][0]}
 
 
+def classified() -> dict[str, Any]:
+    """Scores and loss of the golden llama with a head of three labels, its rows padded on either
+    side.
+    """
+    case = golden.case("llama")
+    about = {k: v for k, v in case.config.items() if k not in ("model_type", "architectures")}
+    config = LlamaConfig(**about | {"num_labels": 3, "pad_token_id": 0})
+    head = (DRAW.standard_normal((3, config.hidden_size)) / 8).astype(np.float32)
+    weights = {k: torch.tensor(v) for k, v in case.weights.items() if not k.startswith("lm_head")}
+    model = LlamaForSequenceClassification(config).eval()
+    model.load_state_dict(weights | {"score.weight": torch.tensor(head)})
+    ids = DRAW.integers(1, 100, (3, 6))
+    ids[0, 4:], ids[1, :2] = 0, 0
+    mask, labels = torch.tensor(ids != 0).long(), torch.tensor([2, 0, 1])
+    with torch.no_grad():
+        out = model(torch.tensor(ids), attention_mask=mask, labels=labels)
+    return {
+        "head": head.tolist(),
+        "ids": ids.tolist(),
+        "labels": labels.tolist(),
+        "logits": out.logits.tolist(),
+        "loss": out.loss.item(),
+    }
+
+
 def main() -> None:
     import trl.trainer.dpo_trainer as dpo_module
     import trl.trainer.kto_trainer as kto_module
@@ -158,6 +188,7 @@ def main() -> None:
             for beta in (0.0, 0.3, 1.0)
         },
     }
+    found["classifier"] = classified()
     assert all(map(math.isfinite, found["dpo"].values()))
     TARGET.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 

@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from flaxen.train.data.packing import order
@@ -66,6 +67,14 @@ class RowBatches:
                 digest.update(key.encode() + row[key].tobytes())
             digest.update(b"|")
         return digest.hexdigest()[:16]
+
+
+def at_least_one(mask: Any) -> Any:
+    """The mask (..., T) with the first slot of rows without a token: what sees nothing has no mean,
+    and would make the gradient of all NaN.
+    """
+    empty = ~(mask > 0).any(-1)
+    return mask.at[..., 0].set(jnp.where(empty, 1, mask[..., 0]))
 
 
 def row_batches(rows: Sequence[Row], blank: Row, config: Any, accumulation: int) -> RowBatches:

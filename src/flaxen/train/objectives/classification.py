@@ -12,7 +12,7 @@ from flaxen.core.errors import InputError
 from flaxen.layers.cross_entropy import IGNORED
 from flaxen.layers.runtime import Runtime
 from flaxen.train.data.answers import Answered
-from flaxen.train.data.rows import RowBatches, filled, number, row_batches
+from flaxen.train.data.rows import RowBatches, at_least_one, filled, number, row_batches
 from flaxen.train.objectives.objective import Batch, Metrics, Objective
 from flaxen.train.objectives.preference import SIDES, Preference, together
 
@@ -39,7 +39,7 @@ def only_scoring(module: Any, what: str) -> int:
 
 def scores(model: Any, ids: Any, mask: Any, runtime: Runtime, batch: Batch) -> jax.Array:
     """(R, T) -> (R, L) in float32; padding gets the id that the model knows it by."""
-    pad = getattr(model, "pad", None)
+    pad, mask = getattr(model, "pad", None), at_least_one(mask)
     ids = ids if pad is None else jnp.where(mask > 0, ids, pad)
     found = model.row_scores(ids, mask, runtime, batch.get("dropout_keys"))
     return found.astype(jnp.float32)

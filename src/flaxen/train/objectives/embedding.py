@@ -14,8 +14,10 @@ import numpy as np
 from flaxen.core.errors import InputError
 from flaxen.embed.recipe import Recipe, recipe_of
 from flaxen.layers.runtime import Runtime
+from flaxen.models.decoder import Decoder
+from flaxen.models.encoder import Encoder
 from flaxen.train.data.kinds import negatives
-from flaxen.train.data.rows import RowBatches, filled, row_batches
+from flaxen.train.data.rows import RowBatches, at_least_one, filled, row_batches
 from flaxen.train.objectives.classification import text_ids
 from flaxen.train.objectives.objective import Batch, Metrics, Objective
 
@@ -32,7 +34,7 @@ class Embedding(Objective):
     recipe: Recipe = Recipe()
 
     def check(self, module: Any) -> None:
-        if module.embed_tokens is None or not hasattr(module, "context"):
+        if not isinstance(module, Decoder | Encoder):
             raise InputError(f"This model is {module.kind()}, which makes no vectors of texts.")
 
     def begin(self, model: Any, reference: Any) -> None:
@@ -69,12 +71,12 @@ class Embedding(Objective):
         stacked = lambda key: jnp.stack([batch[f"{key}_{i}"] for i in range(sides)], axis=1)
         ids, mask = stacked("ids"), stacked("mask")
         B, _, T = ids.shape
-        flat = mask.reshape(-1, T)
+        flat = at_least_one(mask.reshape(-1, T))
         x = model.features(ids.reshape(-1, T), flat, runtime, batch.get("dropout_keys"))
         x = x.astype(jnp.float32)
         for step in (lambda x: self.recipe.pool(x, flat.astype(bool)), *self.recipe.steps):
             x = step(x)
-        vectors, real = x.reshape(B, sides, -1), mask.any(-1)
+        vectors, real = x.reshape(B, sides, -1), (mask > 0).any(-1)
         return contrasted(
             unit(vectors), real, self.config.embedding_temperature, self.config.embedding_symmetric
         )

@@ -70,25 +70,33 @@ class Kto(Objective):
     def loss(
         self, model: Any, reference: Any, batch: Batch, runtime: Runtime
     ) -> tuple[jax.Array, Metrics]:
-        config, still = self.config, jax.lax.stop_gradient(model)
         ids, targets = batch["ids"], batch["targets"]
-        others = batch["kl_ids"], batch["kl_targets"]
+        others, still = (batch["kl_ids"], batch["kl_targets"]), jax.lax.stop_gradient(model)
         logps = answer_logps(model, ids, targets, runtime, batch.get("dropout_keys"))
         ratio = logps - answer_logps(reference, ids, targets, runtime)
         drift = answer_logps(still, *others, runtime) - answer_logps(reference, *others, runtime)
         real = (targets != IGNORED).any(-1).astype(jnp.float32)
-        kl = jnp.maximum(jnp.sum(drift * real) / jnp.maximum(jnp.sum(real), 1), 0)
-        good = batch["good"] > 0
-        weight = jnp.where(good, config.desirable_weight, config.undesirable_weight)
-        gain = jnp.where(good, 1, -1) * config.beta * (ratio - kl)
-        told = {
-            "kl": kl,
-            "rewards": config.beta * ratio,
-            "rewards/accuracies": (gain > 0).astype(jnp.float32),
-            "logps": logps,
-        }
-        losses = weight * (1 - jax.nn.sigmoid(gain))
+        losses, told = judged(ratio, drift, batch["good"] > 0, real, self.config)
+        told |= {"logps": logps}
         return jnp.sum(losses * real), {key: jnp.sum(x * real) for key, x in told.items()}
+
+
+def judged(
+    ratio: jax.Array, drift: jax.Array, good: jax.Array, real: jax.Array, config: Any
+) -> tuple[jax.Array, Metrics]:
+    """The loss of each answer, and what is told of it, (B,). ratio: log p / p_ref; drift: the same
+    of answers to other prompts; real: 1 where there is an answer.
+    """
+    drift = jax.lax.stop_gradient(drift)
+    kl = jnp.maximum(jnp.sum(drift * real) / jnp.maximum(jnp.sum(real), 1), 0)
+    weight = jnp.where(good, config.desirable_weight, config.undesirable_weight)
+    gain = jnp.where(good, 1, -1) * config.beta * (ratio - kl)
+    told = {
+        "kl": kl,
+        "rewards": config.beta * ratio,
+        "rewards/accuracies": (gain > 0).astype(jnp.float32),
+    }
+    return weight * (1 - jax.nn.sigmoid(gain)), told
 
 
 def _parts(sides: Answered, good: bool) -> dict[str, np.ndarray]:

@@ -17,13 +17,13 @@ from flaxen.layers.cross_entropy import IGNORED
 from flaxen.layers.runtime import Runtime
 from flaxen.models.encoder import Encoder, loss_of
 from flaxen.models.heads import MaskedLMHead
-from flaxen.train.data.rows import RowBatches, filled, row_batches
+from flaxen.train.data.rows import RowBatches, at_least_one, filled, row_batches
 from flaxen.train.objectives.objective import Batch, Metrics, Objective
 
 
 class Masked(Objective):
-    """-log p of each hidden token: `mlm_probability` of all that are not special, of which 80 % read
-    as the mask, 10 % as any token and 10 % as they are.
+    """-log p of each hidden token: `mlm_probability` of all that are not special. Of these 80 %
+    read as the mask, 10 % as any token and 10 % as they are.
     """
 
     kinds: ClassVar = ("text",)
@@ -69,10 +69,8 @@ class Masked(Objective):
         self, model: Any, reference: Any, batch: Batch, runtime: Runtime
     ) -> tuple[jax.Array, Metrics]:
         targets = {"labels": batch["targets"]}
-        key = batch.get("dropout_keys")
-        mean = loss_of(
-            model, batch["ids"], batch["mask"], None, None, targets, key, runtime=runtime
-        )
+        ids, mask, key = batch["ids"], at_least_one(batch["mask"]), batch.get("dropout_keys")
+        mean = loss_of(model, ids, mask, None, None, targets, key, runtime=runtime)
         return mean * jnp.maximum(self.weight(batch), 1), {}
 
 

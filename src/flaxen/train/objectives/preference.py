@@ -17,7 +17,6 @@ from flaxen.train.data.answers import Answered, both_answers
 from flaxen.train.data.rows import RowBatches, filled, row_batches
 from flaxen.train.objectives.objective import Batch, Metrics, Objective
 
-
 SIDES = ("chosen", "rejected")
 
 
@@ -45,7 +44,8 @@ def answer_logps(
 
 
 def together(batch: Batch, kind: str) -> jax.Array:
-    """`chosen_...` and `rejected_...` as one batch (2 B, T), pair by pair: each device keeps its own."""
+    """`chosen_...` and `rejected_...` as one batch (2 B, T), pair by pair."""
+    # Beside each other, so that each device keeps its own.
     both = jnp.stack([batch[f"chosen_{kind}"], batch[f"rejected_{kind}"]], axis=1)
     return both.reshape(-1, both.shape[-1])
 
