@@ -211,7 +211,7 @@ def test_texts_find_their_own(base: str):
     run = Run("embedding", model(base), *LINES, steps=40, batch_size=4, embedding_temperature=0.1)
     last = run.row(-1)
     assert run.rows[0]["tokens"] == 3
-    assert last["loss"] < 0.02 < run.row(0)["loss"]
+    assert last["loss"] < 0.05 < run.row(0)["loss"]
     assert last["accuracy"] == 1
 
 
