@@ -37,10 +37,9 @@ def same_gradient(name: str, one, meshed, *fields, taught=lambda mesh=None: None
         np.testing.assert_allclose(got[path], change, atol=2e-5, err_msg=path)
 
 
-@pytest.mark.parametrize("base", ["llama", "bert"])
-def test_a_reward_model_tells_the_better_answer(base: str):
+def test_a_reward_model_tells_the_better_answer():
     """Bradley and Terry's loss is -log sigmoid of the difference of two scores: 0 at best."""
-    run = Run("reward", model(base, ROWS, 1), PAIR, OTHER, steps=40)
+    run = Run("reward", model("llama", ROWS, 1), PAIR, OTHER, steps=40)
     first, last = run.row(0), run.row(-1)
     assert first["loss"] > 0.1
     assert last["loss"] < 0.02
@@ -124,8 +123,7 @@ def test_divergences_are_those_of_trl():
         np.testing.assert_allclose(got, want, rtol=2e-5)
 
 
-@pytest.mark.parametrize("beta", [0.0, 0.5])
-def test_a_student_becomes_its_teacher(beta: float):
+def test_a_student_becomes_its_teacher():
     """Every divergence is 0 where both say the same, and nowhere else."""
     texts = [{"text": "a b c d"}, {"text": "d d"}]
     run = Run(
@@ -134,7 +132,7 @@ def test_a_student_becomes_its_teacher(beta: float):
         *texts,
         reference=teacher(),
         steps=80,
-        distillation_beta=beta,
+        distillation_beta=0.5,
         distillation_temperature=2.0,
     )
     assert run.row(-1)["divergence"] < 0.03 * run.row(0)["divergence"]
@@ -199,7 +197,7 @@ def test_contrast_of_empty_rows_has_a_finite_gradient():
 LINES = (
     {"query": "a", "positive": "b c", "negative": "d"},
     {"anchor": "c", "positive": "d d"},
-    {"query": "user", "positive": "a a", "negatives": ["b", "c d"]},
+    {"query": "user", "positive": "a user", "negatives": ["b", "c d"]},
 )
 
 
