@@ -14,6 +14,7 @@ from flaxen.core.tree import is_param, paths
 from flaxen.families import find
 from flaxen.families.family import Family, Reading
 from flaxen.families.rope_keys import check_layers, one_spelling
+from flaxen.families.tasks import with_head
 
 BOUNDS = (
     (re.compile(r"(|.*_)(n|num|encoder|decoder)(|_.*)_layers?|depth"), 0, 2048),
@@ -111,7 +112,7 @@ def abstract_module(config: Any) -> tuple[Any, Family, Reading]:
         numbers would be wrong.
     """
     family, reading = find(config.model_type), Reading(config)
-    module = built(family, reading)
+    module = with_head(built(family, reading), config)
     overlooked = reading.unread_known()
     if overlooked:
         listed = ", ".join(f"{k}={v!r}" for k, v in overlooked.items())

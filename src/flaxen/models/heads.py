@@ -76,6 +76,10 @@ class Head:
         """One for each row, (R, F), of length one."""
         raise NotImplementedError
 
+    def labels(self) -> int | None:
+        """As `Skeleton.labels`."""
+        return None
+
     def ties(self) -> dict[str, str]:
         """As `Skeleton.ties`."""
         return {}

@@ -63,8 +63,10 @@ class TwoTowers(Skeleton):
     def own_vectors(self) -> bool:
         return True
 
-    def features(self, ids: jax.Array, mask: jax.Array, runtime: Runtime) -> jax.Array:
-        return self.text.features(ids, mask, runtime)
+    def features(
+        self, ids: jax.Array, mask: jax.Array, runtime: Runtime, dropout_key: Any = None
+    ) -> jax.Array:
+        return self.text.features(ids, mask, runtime, dropout_key)
 
     def text_vectors(self, ids: jax.Array, mask: jax.Array, runtime: Runtime) -> jax.Array:
         seen = None if self.text_pool.whole_rows else mask

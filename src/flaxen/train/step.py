@@ -138,10 +138,13 @@ def make_trainer(
 
 
 def trainable(tree: Any) -> Callable[[str, Any], bool]:
-    """Which leaves are trained: the adapters if there are any, else every float but buffers."""
+    """Which leaves are trained: the adapters, if there are any, and the head that a task began
+    with; else every float but buffers.
+    """
     if adapters(tree):
         wanted = trainable_paths(tree)
-        return lambda path, leaf: path in wanted
+        heads = tuple(f"{head}." for head in tree.heads()) if hasattr(tree, "heads") else ()
+        return lambda path, leaf: path in wanted or path.startswith(heads)
     held = set(buffers(tree))
     return lambda path, leaf: jnp.issubdtype(leaf.dtype, jnp.floating) and path not in held
 

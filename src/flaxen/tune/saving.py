@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from flaxen.convert.arrays import ArrayTensor
+from flaxen.convert.relation import Relation, renamer
 from flaxen.core.errors import ConfigError
 from flaxen.core.tree import paths
 from flaxen.layers.linear import Linear
@@ -52,7 +53,8 @@ def save_adapter(
     the name of the model they belong to. `fan_in_fan_out` tells PEFT that the projections lie
     `[in, out]` in the base's file; adapters look the same either way.
 
-    Projections that are one module of the checkpoint become one adapter of it: with their common A,
+    A head that a task began with is written whole. Projections that are one module of the
+    checkpoint become one adapter of it: with their common A,
     or of a rank that is the sum of theirs. `alpha` is checked against the adapters' scale.
 
     Raises:
@@ -66,15 +68,16 @@ def save_adapter(
     check_apart(mine, names)
     every = modules(tree, names)
     tensors, shapes, dropout = _tensors(tree, name, every)
-    whole = _whole(tree, name, names)
+    heads = _heads(tree, names)
+    whole = _whole(tree, name, names) | heads
     config = {
         "peft_type": "LORA",
-        "task_type": task_type,
+        "task_type": "SEQ_CLS" if heads else task_type,
         "base_model_name_or_path": base,
         **_ranks(shapes, rank_stabilised, alpha),
         "use_dora": any(key.endswith("lora_magnitude_vector") for key in tensors),
         "target_modules": _short(shapes, [m.name for m in every]),
-        "modules_to_save": [key.removesuffix(".weight") for key in whole] or None,
+        "modules_to_save": sorted({key.rpartition(".")[0] for key in whole}) or None,
         "lora_dropout": dropout,
         "bias": "none",
         "fan_in_fan_out": fan_in_fan_out,
@@ -229,6 +232,19 @@ def _whole(tree: Any, name: str, names: Names) -> dict[str, np.ndarray]:
         path = next(iter(row.parts.values()))[0]
         if path in found:
             out[key] = row.save({path: ArrayTensor(found[path])})[key].read()
+    return out
+
+
+def _heads(tree: Any, names: Names) -> dict[str, np.ndarray]:
+    """The head that a task began with, which is trained in full, under its names."""
+    starts = tuple(f"{head}." for head in tree.heads())
+    mine = {path: x for path, x in paths(tree).items() if path.startswith(starts)}
+    if not isinstance(names, Relation):
+        return {renamer(names)(path): np.asarray(x) for path, x in mine.items()}
+    out: dict[str, np.ndarray] = {}
+    for row in names.rows:
+        parts = {path: ArrayTensor(mine[path]) for path, _ in row.parts.values() if path in mine}
+        out |= {key: x.read() for key, x in row.save(parts).items()} if parts else {}
     return out
 
 
