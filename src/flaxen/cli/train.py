@@ -32,7 +32,7 @@ def train(
     print_config: Annotated[
         bool, about("Print all settings as YAML instead, for --config.")
     ] = False,
-    flags: Flags = Flags(),
+    flags: Flags = Flags(),  # type: ignore[valid-type]
     json: Json = False,
 ) -> int:
     """Train a model: in full, with low-rank adapters, from preferences, rewards, a teacher.

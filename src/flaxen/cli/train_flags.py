@@ -34,9 +34,9 @@ def _annotated(field: Any, hint: Any) -> Any:
         text += f" Default: {str(field.default).lower()}."
     kind = hint if flag is True else flag
     switch = kind is bool
-    more = {"negative": f"--no-{field.name.replace('_', '-')}"} if switch else {}
+    negative = f"--no-{field.name.replace('_', '-')}" if switch else ()
     kind = Count if kind in (int, int | None) else kind
-    return Annotated[kind | None, Parameter(help=text, **more)]
+    return Annotated[kind | None, Parameter(help=text, negative=negative)]
 
 
 Flags: Any = _flags()

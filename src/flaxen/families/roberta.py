@@ -20,7 +20,8 @@ from flaxen.families.encoders import (
 from flaxen.families.family import Family, family
 from flaxen.layers.inner_dropout import as_kind
 from flaxen.layers.relative_bias import BiasedAttention, relative_bias
-from flaxen.models.encoder import CountAfter, Encoder
+from flaxen.models.encoder import Encoder
+from flaxen.models.encoder_positions import CountAfter
 
 FAMILIES: dict[str, Family] = {}
 

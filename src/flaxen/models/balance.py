@@ -35,7 +35,8 @@ def load_balancing(scores: Sequence[jax.Array], k: int, keep: jax.Array | None) 
     scores: one (B, T, E) for each layer, over all of which shares and means are taken; the `k`
     largest count as chosen, whatever else a router heeds. keep (B, T) is False for padding.
     """
-    count, chosen, likely = 0.0, 0.0, 0.0
+    zero = jnp.zeros(())
+    count, chosen, likely = zero, zero, zero
     for each in scores:
         probabilities = jax.nn.softmax(each)
         best = jax.lax.top_k(probabilities, k)[1]

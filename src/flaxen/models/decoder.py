@@ -144,10 +144,12 @@ class Decoder(Skeleton):
         labels: jax.Array,
         ctx: Context,
         extra: jax.Array | None = None,
-        **terms: float,
+        *,
+        label_smoothing: float = 0.0,
+        z_loss: float = 0.0,
     ) -> tuple[jax.Array, jax.Array]:
         """Sum of -log p over targets, and their number; labels (B, T) stand at the slot that
-        predicts them, -100 is ignored. extra: as in `hidden`; terms: label_smoothing and z_loss of
+        predicts them, -100 is ignored. extra: as in `hidden`; label_smoothing, z_loss: as of
         `linear_cross_entropy`.
 
         The (B, T, V) scores are never held at once.
@@ -163,7 +165,8 @@ class Decoder(Skeleton):
                 softcap=self.logit_softcap,
                 scale=self.logit_scale,
                 vocab=self.embed_tokens.vocab,
-                **terms,
+                label_smoothing=label_smoothing,
+                z_loss=z_loss,
             )
 
     def logps(

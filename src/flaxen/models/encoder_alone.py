@@ -50,8 +50,10 @@ class EncoderAlone(Skeleton):
             attentions=how.attentions,
         )
 
-    def features(self, ids: jax.Array, mask: jax.Array, runtime: Runtime) -> jax.Array:
-        return forward(self, ids, mask, None, runtime=runtime).last_hidden_state
+    def features(
+        self, ids: jax.Array, mask: jax.Array, runtime: Runtime, dropout_key: Any = None
+    ) -> jax.Array:
+        return forward(self, ids, mask, dropout_key, runtime=runtime).last_hidden_state
 
 
 @partial(jax.jit, static_argnames=("runtime", "hidden_states", "attentions"))
@@ -67,7 +69,7 @@ def forward(
 ) -> EncoderOutput:
     """What the encoder makes of ids, with what is asked for on the way."""
     encoder, keep = model.encoder, None if mask is None else mask.astype(bool)
-    ctx = encoder_context(encoder, ids.shape, keep, runtime, dropout_key)
+    ctx = encoder_context(encoder, (ids.shape[0], ids.shape[1]), keep, runtime, dropout_key)
     with runtime.products():
         x = encoder.embedded(model.embed_tokens, ids)
     x, _, states = encoder.climb(x, ctx, None, hidden_states or attentions)

@@ -83,4 +83,5 @@ class PictureTower(ImageEncoder):
         pooled = None if pooler is None else pooler(x, ctx)
         if self.projection is None:
             return EncoderOutput(last_hidden_state=x, pooler_output=pooled)
+        assert pooled is not None  # only towers that pool have a projection
         return ImageVectorOutput(image_embeds=self.projection(pooled), last_hidden_state=x)

@@ -23,8 +23,9 @@ def opt_shapes(optimizer: Any, masters: Any) -> Any:
     def described(path: Any, x: Any) -> jax.ShapeDtypeStruct:
         weight = _of_path(jax.tree_util.keystr(path, simple=True, separator="."), weights)
         # What is less than a weight, as Adafactor's rows and columns, is small.
-        own = weight is not None and weight.shape == x.shape
-        where = weight.sharding if own else everywhere(masters)
+        where = everywhere(masters)
+        if weight is not None and weight.shape == x.shape:
+            where = weight.sharding
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
 
     return jax.tree.map_with_path(described, shapes)
