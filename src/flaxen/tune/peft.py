@@ -71,8 +71,8 @@ def save_adapter(
     base: str | None = None,
 ) -> Path:
     """Write the adapters of a model; `names` is its family's table, `base` the name of the model
-    they belong to. A head that a task began with is written whole. `fan_in_fan_out` tells PEFT that the projections lie `[in, out]` in the base's
-    file; adapters look the same either way.
+    they belong to. A head that a task began with is written whole. `fan_in_fan_out` tells PEFT that
+    the projections lie `[in, out]` in the base's file; adapters look the same either way.
 
     Raises:
         ConfigError: when the model has none, or one on a part of a tensor of the file.
