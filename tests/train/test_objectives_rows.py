@@ -196,7 +196,7 @@ def test_contrast_of_empty_rows_has_a_finite_gradient():
 
 LINES = (
     {"query": "a", "positive": "b c", "negative": "d"},
-    {"anchor": "c", "positive": "d d"},
+    {"anchor": "c", "positive": "d b"},
     {"query": "user", "positive": "a user", "negatives": ["b", "c d"]},
 )
 
@@ -206,7 +206,7 @@ def test_texts_find_their_own(base: str):
     """Cosines are 1 at most, so that with a small temperature the least loss is 0; two rows have
     negatives of their own.
     """
-    run = Run("embedding", model(base), *LINES, steps=40, batch_size=4, embedding_temperature=0.1)
+    run = Run("embedding", model(base), *LINES, steps=80, batch_size=4, embedding_temperature=0.1)
     last = run.row(-1)
     assert run.rows[0]["tokens"] == 3
     assert last["loss"] < 0.05 < run.row(0)["loss"]
@@ -227,7 +227,7 @@ def test_vectors_are_those_of_embed():
     bert = model("bert")
     told = Run("embedding", bert, *LINES[1:2], LINES[0], embedding_temperature=1.0).told()
     queries = bert.embed(["c", "a"], tok=tok(), progress=False)
-    texts = bert.embed(["d d", "b c", "d"], tok=tok(), progress=False)
+    texts = bert.embed(["d b", "b c", "d"], tok=tok(), progress=False)
     norm = lambda x: x / np.linalg.norm(x, axis=-1, keepdims=True)
     scores = np.float64(norm(queries) @ norm(texts).T)
     want = (np.log(np.exp(scores).sum(-1)) - np.diag(scores)).mean()

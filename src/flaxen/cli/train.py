@@ -70,11 +70,12 @@ def run(settings: RunConfig, progress: bool = False) -> Result:
     enough_cpu_devices(settings.mesh)
     keep_programs()
     where = {"mesh": settings.mesh, "plan": settings.plan, "attention": settings.attention}
-    load = lambda source: flaxen.load(
-        source, dtype=settings.load_dtype, revision=settings.revision, **where
+    load = lambda source, **more: flaxen.load(
+        source, dtype=settings.load_dtype, revision=settings.revision, **where, **more
     )
     tok = flaxen.tokenizer(settings.tokenizer or settings.model, revision=settings.revision)
-    model = fresh(settings, where) if settings.fresh else load(settings.model)
+    head = {"task": settings.task, "num_labels": settings.num_labels} if settings.task else {}
+    model = fresh(settings, where) if settings.fresh else load(settings.model, **head)
     if settings.bits is not None:
         model = model.quantize(settings.bits)
     return train(

@@ -29,6 +29,10 @@ class RunConfig(TrainConfig):
         None, "Like data, to test on.", free=True, flag=list[str]
     )
     fresh: bool = setting(False, "Random weights: of the model only its config is read.")
+    task: str | None = setting(
+        None, "Another head than the checkpoint has: sequence-classification."
+    )
+    num_labels: int = setting(2, "Of that head.", least=1)
     tokenizer: str | None = setting(None, "Of another folder or hub id than the model's.")
     reference: str | None = setting(None, "The model that an objective compares with: a teacher.")
     reward: str | None = setting(None, "FILE.py:NAME of the function that an objective asks.")
