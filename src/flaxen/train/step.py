@@ -72,7 +72,9 @@ def make_trainer(
     """How to train the adapters of a model if it has any, else all its floats, and the state at
     step 0.
 
-    `steps` is where the schedule ends. The given weights stay as they are.
+    `steps` is where the schedule ends. The given weights stay as they are. Of a model of shapes
+    (`jax.ShapeDtypeStruct` with shardings) the state is shapes too, and the functions can be
+    lowered for them.
 
     Raises:
         ConfigError: weights would be trained that are packed.
@@ -106,7 +108,8 @@ def make_trainer(
     where = jax.tree.map(lambda x: x.sharding, start)
     compiled = jax.jit(step, donate_argnums=0, out_shardings=(where, None))
     # Put there explicitly: else the second step, on what the first returned, compiles anew.
-    return Trainer(frozen, compiled, jax.jit(evaluate)), jax.device_put(start, where)
+    put = start if _is_shape(start.step) else jax.device_put(start, where)
+    return Trainer(frozen, compiled, jax.jit(evaluate)), put
 
 
 def trainable(tree: Any) -> Callable[[str, Any], bool]:
@@ -222,6 +225,8 @@ def _laid_out(x: jax.Array, sharding: Sharding) -> jax.Array:
 
 def _master(x: jax.Array) -> jax.Array:
     """A float32 copy that may be given up without hurting the original."""
+    if _is_shape(x):
+        return x.update(dtype=jnp.dtype(jnp.float32))
     return jnp.array(x, jnp.float32, copy=True)
 
 
@@ -229,16 +234,25 @@ def _is_packed(x: Any) -> bool:
     return isinstance(x, QuantizedWeight)
 
 
+def _is_shape(x: Any) -> bool:
+    return isinstance(x, jax.ShapeDtypeStruct)
+
+
 def _in_dtype(x: Any, dtype: Any) -> Any:
     """Floats in a dtype; of a packed weight the values, its codes and scales stay."""
     if _is_packed(x):
         return dataclasses.replace(x, dtype=jnp.dtype(dtype))
-    return x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return x
+    return x.update(dtype=jnp.dtype(dtype)) if _is_shape(x) else x.astype(dtype)
 
 
 def opt_state(optimizer: Any, masters: Any) -> Any:
     """The optimiser's first state, each moment where its weight is."""
-    where = jax.tree.map(lambda x: x.sharding, opt_shapes(optimizer, masters))
+    shapes = opt_shapes(optimizer, masters)
+    if any(map(_is_shape, jax.tree.leaves(masters))):
+        return shapes
+    where = jax.tree.map(lambda x: x.sharding, shapes)
     return jax.jit(optimizer.init, out_shardings=where)(masters)
 
 
@@ -269,5 +283,7 @@ def _everywhere(masters: Any) -> Sharding:
     return sharding
 
 
-def _zero(masters: Any) -> jax.Array:
+def _zero(masters: Any) -> Any:
+    if any(map(_is_shape, jax.tree.leaves(masters))):
+        return jax.ShapeDtypeStruct((), jnp.int32, sharding=_everywhere(masters))
     return jax.device_put(jnp.zeros((), jnp.int32), _everywhere(masters))
