@@ -46,6 +46,7 @@ ROOMS = [
     "tune",
     "show",
     "train",
+    "plan",
     FRONT_DOOR,
     "cli",
     "easydel",

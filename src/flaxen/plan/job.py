@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,10 +33,9 @@ TRAIN = ("full", "lora", "none")
 class Job:
     """A run on paper.
 
-    config_json: the keys of config.json; mesh: sizes by axis, without -1; batch: rows of one step
+    config: the keys of config.json; mesh: sizes by axis, without -1; batch: rows of one step
     over all devices, `accumulation` micro-batches together; seq: tokens of a row. train: `full`,
     `lora`, or `none` for prefill and decoding. dtype: what is computed in; None: as stored.
-    moments: the dtype of what the optimiser remembers of gradients.
 
     Raises:
         ConfigError: naming what is out of range; a batch that no mesh axis can cut evenly.
@@ -74,10 +75,7 @@ class Job:
 
     @property
     def devices(self) -> int:
-        count = 1
-        for size in self.mesh.values():
-            count *= size
-        return count
+        return math.prod(self.mesh.values())
 
     @property
     def mesh_text(self) -> str:
@@ -92,10 +90,7 @@ class Job:
     def rows_ways(self) -> int:
         """Into how many pieces the plan cuts the rows."""
         rules = dict(plan_named(self.plan).activations)
-        ways = 1
-        for axis in rules.get("batch", ()):
-            ways *= self.mesh.get(axis, 1)
-        return ways
+        return math.prod(self.mesh.get(axis, 1) for axis in rules.get("batch", ()))
 
     @functools.cached_property
     def module(self) -> Any:
@@ -104,9 +99,7 @@ class Job:
         Raises:
             ConfigError: no such family, or a model that does not go on with a text.
         """
-        module = abstract_module(hf_config(self.config))[0]
-        only_generating(module, "be planned")
-        return folded(module, stack_params)
+        return _module(json.dumps(self.config, sort_keys=True))
 
     @property
     def stored(self) -> Any:
@@ -144,6 +137,13 @@ class Job:
     def paper(self) -> Any:
         """The mesh as sizes."""
         return AbstractMesh(tuple(self.mesh.values()), tuple(self.mesh))
+
+
+@functools.lru_cache(maxsize=8)
+def _module(config_json: str) -> Any:
+    module = abstract_module(hf_config(json.loads(config_json)))[0]
+    only_generating(module, "be planned")
+    return folded(module, stack_params)
 
 
 def shapes(job: Job, placement: Placement) -> Any:

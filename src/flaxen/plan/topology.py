@@ -109,8 +109,12 @@ def _tpus(name: str) -> Sequence[Any]:
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     from jax.experimental import topologies
 
+    kind, _, _ = name.partition(":")
+    # One device for each chip of a v4, as its programs have it.
+    more = {"chip_config_name": "megacore"} if kind == "v4" else {}
+    title = f"tpu{name}" if kind == "7x" else name
     try:
-        found = topologies.get_topology_desc(platform="tpu", topology_name=name)
+        found = topologies.get_topology_desc(platform="tpu", topology_name=title, **more)
     except Exception as error:  # the runtime's own class, which jax does not export
         raise PlanError(f"The TPU compiler knows no topology {name}: {error}") from None
     return found.devices

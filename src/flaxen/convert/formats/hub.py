@@ -103,7 +103,7 @@ def download(name: str, *, revision: str | None = None, token: str | None = None
     Raises:
         CheckpointError: absent, private, gated, without known weights, out of reach, no room.
     """
-    return _local(hub_name(name, revision, token), checkpoint_files)
+    return local(hub_name(name, revision, token), checkpoint_files)
 
 
 def download_tokenizer(name: str, *, revision: str | None = None, token: str | None = None) -> Path:
@@ -112,7 +112,7 @@ def download_tokenizer(name: str, *, revision: str | None = None, token: str | N
     Raises:
         CheckpointError: as `download` does.
     """
-    return _local(hub_name(name, revision, token), tokenizer_files)
+    return local(hub_name(name, revision, token), tokenizer_files)
 
 
 def is_url(name: str) -> bool:
@@ -182,7 +182,8 @@ def chosen(place: HubName, choose: Choose, files: Iterable[str], read: ReadJson)
     return found
 
 
-def _local(place: HubName, choose: Choose) -> Path:
+def local(place: HubName, choose: Choose) -> Path:
+    """What `choose` takes, downloaded or from the cache."""
     with explaining(place.explain):
         if offline() or COMMIT.fullmatch(place.revision or ""):
             kept = _cached(place, choose)
