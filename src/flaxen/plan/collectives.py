@@ -17,6 +17,7 @@ CALLS = re.compile(
     r"\b(?:calls|to_apply|body|condition|true_computation|false_computation|async_computation)"
     r"=%?([\w.\-]+)"
 )
+CONDITION = re.compile(r"\bcondition=%?([\w.\-]+)")
 BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 SENDS = re.compile(rf" = (?P<type>.*?) (?P<kind>{'|'.join(KINDS)})(?P<start>-start)?\(")
 LOOP = re.compile(r" while\(")
@@ -89,8 +90,9 @@ def _computations(text: str, mesh: Mapping[str, int]) -> tuple[dict[str, _Comput
     for where, line, called in bodies:
         known = TRIPS.search(line)
         # Without a count, the loop's condition compares with its end.
-        ends = [found[name].bound for name in called if name in found]
-        where.calls += [(name, int(known[1]) if known else min(ends, default=1)) for name in called]
+        end = CONDITION.search(line)
+        bound = found[end[1]].bound if end and end[1] in found else 1
+        where.calls += [(name, int(known[1]) if known else bound) for name in called]
     for name in scatters:
         found[name].sends = [_as_scatter(each) for each in found[name].sends]
     return found, entry

@@ -20,6 +20,9 @@ from flaxen.core.tree import is_param
 from flaxen.plan.job import Job, shapes
 from flaxen.shard import Placement, make_mesh
 
+LOWERED = {"gpu": "cuda"}
+"""What the compiler calls a platform, where it is not what jax's devices say."""
+
 NO_ROOM = re.compile(r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm")
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -123,7 +126,7 @@ def cache_shapes(job: Job, module: Any, placement: Placement) -> Any:
 def _compiled(name: str, function: Any, arguments: tuple[Any, ...], platform: str) -> Compiled:
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        lowered = function.trace(*arguments).lower(lowering_platforms=(platform,))
+        lowered = function.trace(*arguments).lower(lowering_platforms=(LOWERED.get(platform, platform),))
         # The text of some TPU programs cannot be asked for (jaxlib 0.10.2): it is written out.
         dump: Any = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
         try:

@@ -11,7 +11,7 @@ from flaxen.plan.collectives import Collective, collectives, sent_bytes
 from flaxen.plan.compile import Compiled, compile_inference, compile_step
 from flaxen.plan.job import Job
 from flaxen.plan.roofline import Roofline, roofline
-from flaxen.plan.suggest import Suggestion, suggestions
+from flaxen.plan.suggest import suggestions
 from flaxen.plan.topology import Target, can_compile
 
 WORDS = {
@@ -32,7 +32,11 @@ VERIFIED = 2
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """One program: by its budget, and as it was compiled, if it was."""
+    """One program: by its budget, and as it was compiled, if it was.
+
+    stand_in: for other hardware than is meant, so that what it sends counts and its memory does
+    not.
+    """
 
     name: str
     tokens: int
@@ -41,6 +45,7 @@ class Program:
     collectives: tuple[Collective, ...]
     roofline: Roofline | None
     mfu: float
+    stand_in: bool = False
 
     @property
     def seconds(self) -> float:
@@ -50,7 +55,7 @@ class Program:
     @property
     def needed(self) -> int:
         """Bytes on one device: the compiler's, where it was asked, and what it does not see."""
-        if self.compiled is None:
+        if self.compiled is None or self.stand_in:
             return self.budget.total
         return self.compiled.peak + self.budget.loaded
 
@@ -58,7 +63,7 @@ class Program:
         """Words and bytes, for a table."""
         rows = [(WORDS[name], size) for name, size in self.budget.parts().items()]
         rows.append(("sum, estimated from shapes", self.budget.total))
-        if self.compiled is not None:
+        if self.compiled is not None and not self.stand_in:
             if self.compiled.fits:
                 rows.append(("compiler: given to the program", self.compiled.arguments))
                 rows.append(("compiler: temporary", self.compiled.temporary))
@@ -155,6 +160,10 @@ def planned(job: Job, wanted: Target, *, memory: int | None, compiled: bool) -> 
             f"Estimated from shapes: compiling for {wanted.name} needs pip install "
             "'flaxen[tpu-plan]'."
         )
+    if _stands_in(wanted):
+        notes.append(
+            f"Memory is estimated from shapes; that of {wanted.name} is known to its compiler alone."
+        )
     programs = _programs(job, wanted, compiled)
     report = Report(job, wanted, memory, programs, (), tuple(notes))
     if report.fits is False and memory is not None:
@@ -184,7 +193,12 @@ def _program(job: Job, wanted: Target, budget: Budget, built: Compiled | None) -
         sent = sent_bytes(sends) if built and built.text else None
         line, mfu = roofline(job, budget.program, budget, wanted.chip, sent)
     tokens = job.batch * (1 if budget.program == "decode" else job.seq)
-    return Program(budget.program, tokens, budget, built, sends, line, mfu)
+    return Program(budget.program, tokens, budget, built, sends, line, mfu, _stands_in(wanted))
+
+
+def _stands_in(wanted: Target) -> bool:
+    """Whether the CPU's compiler is asked in place of a GPU's, which needs its GPU."""
+    return wanted.chip is not None and wanted.chip.platform != wanted.platform
 
 
 def _offers(report: Report, compiled: bool) -> tuple[Offer, ...]:
@@ -205,7 +219,7 @@ def _offers(report: Report, compiled: bool) -> tuple[Offer, ...]:
 def _allowed(report: Report) -> int:
     """What an estimate may come to: less than there is, by as much as this one was too low."""
     memory = report.memory or 0
-    low = max((p.needed / max(p.budget.total, 1) for p in report.programs), default=1.0)
+    low = max(program.needed / max(program.budget.total, 1) for program in report.programs)
     return int(memory / max(low, 1.0))
 
 
@@ -213,6 +227,3 @@ def _estimate(job: Job, wanted: Target) -> Callable[[Job], Budget]:
     if job.train == "none":
         return lambda other: max(inference(other), key=lambda budget: budget.total)
     return lambda other: training(other, wanted.platform)
-
-
-__all__ = ["Offer", "Program", "Report", "Suggestion", "planned"]
