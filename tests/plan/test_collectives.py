@@ -81,7 +81,9 @@ def test_what_is_begun_and_ended_apart_counts_once():
         "(bf16[4,16]{1,0:T(8,128)(2,1)}, bf16[16,16]{1,0:T(8,128)(2,1)})",
     )
     ended = begun.replace("\n}", "\n  %y = bf16[16,16]{1,0} all-gather-done(%x)\n}")
-    assert collectives(ended, MESH) == [Collective("all-gather", ("tp",), 4, 1, 16 * 16 * 2 * 3 // 4)]
+    assert collectives(ended, MESH) == [
+        Collective("all-gather", ("tp",), 4, 1, 16 * 16 * 2 * 3 // 4)
+    ]
 
 
 def test_a_ring_of_permutes_knows_its_axis():

@@ -110,7 +110,9 @@ def test_a_recurrence_fades_adds_and_reads():
         "conv_kernel": 4,
         "expand": 2,
     }
-    module = abstract_module(hf_config({k: v for k, v in (LLAMA | mamba).items() if k not in DENSE}))
+    module = abstract_module(
+        hf_config({k: v for k, v in (LLAMA | mamba).items() if k not in DENSE})
+    )
     layer = sum(MAMBA_LAYER.values())
     state = 3 * ROWS * T * 5 * 64 * 8
     assert forward(module[0]) == 2 * ROWS * T * (3 * layer + 32 * 96) + state

@@ -172,9 +172,7 @@ def gathered_layer(job: Job) -> int:
     layers = job.module.layers
     blocks = layers.body if isinstance(layers, Folded) else layers
     sizes = [
-        sum(
-            math.prod(place(p).shard_shape(p.shape)) * narrow for p in paths(b, is_param).values()
-        )
+        sum(math.prod(place(p).shard_shape(p.shape)) * narrow for p in paths(b, is_param).values())
         for b in blocks
     ]
     return max(sizes, default=0) // turns(job.module)
@@ -203,7 +201,9 @@ def _widest(job: Job) -> int:
     """Channels of a token's widest moment in a layer: what a feed-forward network makes of it."""
     place = _whole(job).weight
     found = [
-        math.prod(place(p).shard_shape(p.shape)) // max(p.axes["embed"], 1) // p.axes.get("layers", 1)
+        math.prod(place(p).shard_shape(p.shape))
+        // max(p.axes["embed"], 1)
+        // p.axes.get("layers", 1)
         for p in paths(job.module.layers, is_param).values()
         if "embed" in p.axes
     ]

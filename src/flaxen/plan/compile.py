@@ -56,10 +56,15 @@ def compile_step(job: Job, devices: Sequence[Any], platform: str) -> Compiled:
         placement = _placed(runtime)
         trainer, state = make_trainer(shapes(job, placement), runtime, job.settings(), steps=1000)
         batch = batch_shapes(job, placement)
-        return _compiled("train", trainer.step, (state, trainer.frozen, batch), platform)
+        return compile_program("train", trainer.step, (state, trainer.frozen, batch), platform)
 
 
-def compile_inference(job: Job, devices: Sequence[Any], platform: str) -> list[Compiled]:
+def compile_inference(
+    job: Job,
+    devices: Sequence[Any],
+    platform: str,
+    programs: Sequence[str] = ("prefill", "decode"),
+) -> list[Compiled]:
     """A prefill of whole rows and the decoding of one token a row, on a cache of `seq` slots."""
     from flaxen.models.causal import extend
 
@@ -83,13 +88,14 @@ def compile_inference(job: Job, devices: Sequence[Any], platform: str) -> list[C
             return jax.ShapeDtypeStruct((job.batch, length), jnp.int32, sharding=where)
 
         return [
-            _compiled(
+            compile_program(
                 function.__name__,
                 jax.jit(function, donate_argnums=2),
                 (module, ids(length), cache),
                 platform,
             )
             for function, length in ((prefill, job.seq), (decode, 1))
+            if function.__name__ in programs
         ]
 
 
@@ -123,17 +129,28 @@ def cache_shapes(job: Job, module: Any, placement: Placement) -> Any:
     return jax.tree.map(place, found, is_leaf=is_param)
 
 
-def _compiled(name: str, function: Any, arguments: tuple[Any, ...], platform: str) -> Compiled:
+def compile_program(
+    name: str, function: Any, arguments: tuple[Any, ...], platform: str
+) -> Compiled:
+    """A jitted function compiled for shapes with shardings.
+
+    Raises:
+        PlanError: the compiler refuses it for another reason than memory.
+    """
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        lowered = function.trace(*arguments).lower(lowering_platforms=(LOWERED.get(platform, platform),))
+        lowered = function.trace(*arguments).lower(
+            lowering_platforms=(LOWERED.get(platform, platform),)
+        )
         # The text of some TPU programs cannot be asked for (jaxlib 0.10.2): it is written out.
         dump: Any = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
         try:
             built = lowered.compile(compiler_options=dump)
         except Exception as error:  # the runtime's own class, which jax does not export
             return _refused(name, str(error), time.perf_counter() - start)
-        found = sorted(Path(folder).glob("*after_optimizations.txt"), key=lambda p: p.stat().st_size)
+        found = sorted(
+            Path(folder).glob("*after_optimizations.txt"), key=lambda p: p.stat().st_size
+        )
         text = found[-1].read_text() if found else ""
     memory = built.memory_analysis()
     peak = (

@@ -162,7 +162,8 @@ def planned(job: Job, wanted: Target, *, memory: int | None, compiled: bool) -> 
         )
     if _stands_in(wanted):
         notes.append(
-            f"Memory is estimated from shapes; that of {wanted.name} is known to its compiler alone."
+            f"Memory is estimated from shapes: the compiler for {wanted.name} needs its GPU, and "
+            "the CPU's, which stands in, knows what is sent alone."
         )
     programs = _programs(job, wanted, compiled)
     report = Report(job, wanted, memory, programs, (), tuple(notes))

@@ -28,7 +28,13 @@ def kept(job: Job, remat: str | None, platform: str) -> list[jax.ShapeDtypeStruc
     """
     # Nothing else of a job changes it: plans that are compared share the answer.
     alike = dataclasses.replace(
-        job, mesh={}, batch=job.micro_batch, accumulation=1, train="full", optimizer="sgd", remat=remat
+        job,
+        mesh={},
+        batch=job.micro_batch,
+        accumulation=1,
+        train="full",
+        optimizer="sgd",
+        remat=remat,
     )
     return _kept(alike, platform)
 
@@ -55,14 +61,21 @@ def _kept(job: Job, platform: str) -> list[jax.ShapeDtypeStruct]:
     with compiling_for(platform):
         found = jax.tree.leaves(jax.eval_shape(derivative, tree, ids))
     weights = {tuple(p.shape) for p in jax.tree.leaves(job.module, is_leaf=is_param)}
-    return [x for x in found if tuple(x.shape) not in weights and not _is_slice(x, weights)]
+    return [x for x in found if not any(_merged(x.shape, weight) for weight in weights)]
 
 
-def _is_slice(x: Any, weights: set[tuple[int, ...]]) -> bool:
-    """Whether it is a weight in another form: flat, as products take it."""
-    return x.ndim > 1 and any(
-        len(w) > 1 and w[0] == x.shape[0] and math.prod(w) == x.size for w in weights
-    )
+def _merged(shape: tuple[int, ...], weight: tuple[int, ...]) -> bool:
+    """Whether a shape is a weight's, or has some of its neighbouring axes as one: so products take
+    it.
+    """
+    sizes = list(weight)
+    for size in shape:
+        found = 1
+        while sizes and found < size:
+            found *= sizes.pop(0)
+        if found != size:
+            return False
+    return not sizes and bool(shape)
 
 
 def on_each(job: Job, found: list[jax.ShapeDtypeStruct]) -> int:
@@ -71,19 +84,28 @@ def on_each(job: Job, found: list[jax.ShapeDtypeStruct]) -> int:
 
 
 def _share(job: Job, x: jax.ShapeDtypeStruct) -> int:
-    rows, tokens = job.rows_ways, job.rows_ways * _ways(job, "seq")
-    size, dims = math.prod(x.shape) * x.dtype.itemsize, list(x.shape)
-    if job.micro_batch in dims and job.seq in dims:
-        dims.remove(job.micro_batch)
-        dims.remove(job.seq)
+    rows, size = job.rows_ways, math.prod(x.shape) * x.dtype.itemsize
+    dims, tokens = list(x.shape), rows * _ways(job, "seq")
+    flat = job.micro_batch * job.seq
+    if _taken(dims, job.micro_batch, job.seq) or _taken(dims, flat):
         size //= tokens
-    elif any(job.micro_batch * job.seq == math.prod(dims[i:j]) for i in range(2) for j in (1, 2)):
-        dims = [d for d in dims if d != job.micro_batch * job.seq]
-        size //= tokens
-    elif job.micro_batch in dims:
-        dims.remove(job.micro_batch)
+    elif math.prod(dims[:2]) == flat:
+        # Rows in pieces, as the loss takes them.
+        dims, size = dims[2:], size // tokens
+    elif _taken(dims, job.micro_batch):
         size //= rows
     return size // max((ways for n, ways in inner(job).items() if n in dims), default=1)
+
+
+def _taken(dims: list[int], *sizes: int) -> bool:
+    """Take these axes out of `dims`, if it has them all."""
+    rest = list(dims)
+    for size in sizes:
+        if size not in rest:
+            return False
+        rest.remove(size)
+    dims[:] = rest
+    return True
 
 
 def inner(job: Job) -> dict[int, int]:

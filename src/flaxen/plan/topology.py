@@ -15,6 +15,16 @@ import jax
 from flaxen.core.errors import PlanError
 from flaxen.show.chips import CHIPS, Chip, chip_named, chip_of
 
+QUIET = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TPU_ACCELERATOR_TYPE": "v5p-8",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_STDERR_LOG_LEVEL": "3",
+    "TPU_MIN_LOG_LEVEL": "3",
+}
+"""The environment in which the TPU's library compiles without looking for one."""
+
 MOST = 4096
 """Virtual devices, each of which the CPU's runtime sets up."""
 
@@ -85,10 +95,10 @@ def prepare(wanted: Target) -> None:
     """Split the CPU into as many devices as are wanted, where it stands in for them; to be called
     before jax begins.
     """
-    if wanted.platform == "cpu" and wanted.virtual:
-        if "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
-            jax.config.update("jax_platforms", "cpu")
-            jax.config.update("jax_num_cpu_devices", wanted.count)
+    said = "host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+    if wanted.platform == "cpu" and wanted.virtual and not said:
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", wanted.count)
 
 
 def can_compile(wanted: Target) -> bool:
@@ -104,9 +114,9 @@ def _tpus(name: str) -> Sequence[Any]:
             f"Compiling for {name} needs the TPU compiler: pip install 'flaxen[tpu-plan]'. Or ask "
             "for an estimate without it: --no-compile."
         )
-    # There is no TPU to ask, or it is not to be asked.
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
-    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+    # There is no TPU to ask, or it is not to be asked; and nothing to say about that.
+    for key, value in QUIET.items():
+        os.environ.setdefault(key, value)
     from jax.experimental import topologies
 
     kind, _, _ = name.partition(":")

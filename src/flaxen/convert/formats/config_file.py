@@ -33,6 +33,8 @@ def model_config(
             return read_json(here)
         with open_checkpoint(here) as checkpoint:
             return checkpoint.config
+    if here.suffix == ".json":
+        raise CheckpointError(f"There is no file {path}.")
     if str(path).endswith(FILES):
         with open_checkpoint(path, revision=revision, token=token, remote=True) as checkpoint:
             return checkpoint.config
