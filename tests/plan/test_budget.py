@@ -11,7 +11,7 @@ import pytest
 from flaxen.core.errors import ConfigError, FlaxenError, PlanError
 from flaxen.plan import Job, prepare, target
 from flaxen.plan.budget import inference, training
-from flaxen.plan.compile import compile_inference, compile_step
+from flaxen.plan.compile import compile_inference, compile_step, refused
 from flaxen.plan.residuals import kept
 from flaxen.plan.suggest import suggestions
 
@@ -22,14 +22,14 @@ TOY = {
     "num_attention_heads": 4,
     "num_key_value_heads": 4,
     "num_hidden_layers": 2,
-    "vocab_size": 256,
+    "vocab_size": 272,
     "tie_word_embeddings": False,
     "dtype": "bfloat16",
 }
 LAYER = 4 * 64 * 64 + 3 * 64 * 128
-WEIGHTS = 2 * LAYER + 2 * 256 * 64
+WEIGHTS = 2 * LAYER + 2 * 272 * 64
 NORMS = (2 * 2 + 1) * 64
-ROWS, T = 8, 40
+ROWS, T = 8, 32
 
 JOB = Job(config=TOY, mesh={"fsdp": 8}, batch=ROWS, seq=T, remat="block")
 
@@ -62,7 +62,8 @@ def test_other_optimisers_remember_less(optimizer: str, moments: int):
 
 
 def test_a_checkpointed_layer_keeps_its_input_alone():
-    count = lambda remat: sum(x.size for x in kept(JOB, remat, "cpu") if x.shape[:1] == (2,))
+    layers = lambda x: x.shape[:1] == (2,)
+    count = lambda remat: sum(x.size for x in kept(JOB, remat, "cpu") if layers(x))
     assert count("block") == 2 * ROWS * T * 64
     assert count("block") < count("dots") and count("block") < count(None)
 
@@ -112,8 +113,8 @@ def test_the_nearest_plan_that_fits_changes_least():
 
 def test_where_nothing_near_is_enough_more_devices_are():
     estimate = lambda other: training(other, "cpu")
-    job = changed(train="lora", mesh={"fsdp": 2})
-    least = estimate(changed(train="lora", mesh={"fsdp": 4})).total
+    job = changed(train="lora", mesh={"fsdp": 2}, seq=2)
+    least = estimate(dataclasses.replace(job, mesh={"fsdp": 4})).total
     (first, *_) = suggestions(job, least, estimate)
     assert "on 4 devices" in first.changes[-1]
 
@@ -149,3 +150,24 @@ def test_devices_of_a_topology_are_counted_as_jax_does(text: str, count: int, pl
     found = target(text)
     prepare(dataclasses.replace(found, virtual=False))
     assert (found.count, found.platform) == (count, platform)
+
+
+@pytest.mark.parametrize(
+    ("message", "gigabytes"),
+    [
+        (
+            "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total memory "
+            "required for HLO temporaries (16.62G) exceeds available HBM (15.75G). HLO module: m.",
+            16.62,
+        ),
+        ("Ran out of memory in memory space hbm. Used 20.99G of 15.48G hbm. Exceeded", 20.99),
+    ],
+)
+def test_a_compiler_without_room_says_how_much_it_wants(message: str, gigabytes: float):
+    found = refused("train", message, 1.0)
+    assert not found.fits and found.peak == int(gigabytes * 2**30)
+
+
+def test_another_refusal_is_an_error():
+    with pytest.raises(PlanError, match="does not compile: INVALID"):
+        refused("train", "INVALID_ARGUMENT: no such thing", 1.0)

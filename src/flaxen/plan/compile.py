@@ -23,7 +23,10 @@ from flaxen.shard import Placement, make_mesh
 LOWERED = {"gpu": "cuda"}
 """What the compiler calls a platform, where it is not what jax's devices say."""
 
-NO_ROOM = re.compile(r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm")
+NO_ROOM = re.compile(
+    r"(?:Used |temporaries \()([\d.]+)([KMGT]?)\)? (?:of|exceeds available HBM \()[\s(]*[\d.]+[KMGT]?"
+)
+"""How the TPU's compiler says that memory is not enough, at either of two stages."""
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -33,7 +36,7 @@ class Compiled:
 
     arguments: what it is given, of which `aliased` is given back in place; temporary: what it needs
     while it runs; peak: all of it together. text: the program itself. fits: False where the
-    compiler refused it for want of memory; then only `peak` is known.
+    compiler refused it for want of memory; then nothing but a least `peak` is known.
     """
 
     program: str
@@ -147,7 +150,7 @@ def compile_program(
         try:
             built = lowered.compile(compiler_options=dump)
         except Exception as error:  # the runtime's own class, which jax does not export
-            return _refused(name, str(error), time.perf_counter() - start)
+            return refused(name, str(error), time.perf_counter() - start)
         found = sorted(
             Path(folder).glob("*after_optimizations.txt"), key=lambda p: p.stat().st_size
         )
@@ -171,7 +174,7 @@ def compile_program(
     )
 
 
-def _refused(name: str, message: str, seconds: float) -> Compiled:
+def refused(name: str, message: str, seconds: float) -> Compiled:
     """A program that the compiler found no room for.
 
     Raises:

@@ -57,6 +57,9 @@ class Program:
         """Bytes on one device: the compiler's, where it was asked, and what it does not see."""
         if self.compiled is None or self.stand_in:
             return self.budget.total
+        if not self.compiled.fits:
+            # It stops at the first moment that is too much.
+            return max(self.compiled.peak + self.budget.loaded, self.budget.total)
         return self.compiled.peak + self.budget.loaded
 
     def rows(self) -> list[tuple[str, int]]:
@@ -67,7 +70,9 @@ class Program:
             if self.compiled.fits:
                 rows.append(("compiler: given to the program", self.compiled.arguments))
                 rows.append(("compiler: temporary", self.compiled.temporary))
-            rows.append(("needed, by the compiler", self.needed))
+                rows.append(("needed, by the compiler", self.needed))
+            else:
+                rows.append(("at least, says the compiler, which refuses", self.compiled.peak))
         return rows
 
     def as_dict(self) -> dict[str, Any]:

@@ -60,17 +60,20 @@ def _kept(job: Job, platform: str) -> list[jax.ShapeDtypeStruct]:
 
     with compiling_for(platform):
         found = jax.tree.leaves(jax.eval_shape(derivative, tree, ids))
-    weights = {tuple(p.shape) for p in jax.tree.leaves(job.module, is_leaf=is_param)}
-    return [x for x in found if not any(_merged(x.shape, weight) for weight in weights)]
+    params = jax.tree.leaves(job.module, is_leaf=is_param)
+    weights = {(p.shape, "layers" in p.axes) for p in params}
+    return [x for x in found if not any(_is_weight(x.shape, *weight) for weight in weights)]
 
 
-def _merged(shape: tuple[int, ...], weight: tuple[int, ...]) -> bool:
+def _is_weight(shape: tuple[int, ...], weight: tuple[int, ...], stacked: bool) -> bool:
     """Whether a shape is a weight's, or has some of its neighbouring axes as one: so products take
-    it.
+    it. The axis of stacked layers stays.
     """
+    if stacked:
+        return shape[:1] == weight[:1] and _is_weight(shape[1:], weight[1:], False)
     sizes = list(weight)
     for size in shape:
-        found = 1
+        found = sizes.pop(0) if sizes else 0
         while sizes and found < size:
             found *= sizes.pop(0)
         if found != size:

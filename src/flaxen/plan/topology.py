@@ -92,12 +92,13 @@ def _halves(chip: Chip) -> int:
 
 
 def prepare(wanted: Target) -> None:
-    """Split the CPU into as many devices as are wanted, where it stands in for them; to be called
-    before jax begins.
+    """Leave what is here alone, and split the CPU into as many devices as are wanted where it
+    stands in for them; to be called before jax begins.
     """
+    if wanted.virtual:
+        jax.config.update("jax_platforms", "cpu")
     said = "host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
     if wanted.platform == "cpu" and wanted.virtual and not said:
-        jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", wanted.count)
 
 
