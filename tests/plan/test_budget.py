@@ -88,6 +88,8 @@ def test_what_inference_is_given_is_what_the_compiler_says():
     assert [c.program for c in found] == ["prefill", "decode"]
     for built, budget in zip(found, expected, strict=True):
         assert built.arguments == pytest.approx(budget.arguments, rel=0.02)
+        # The cache is given back where it was.
+        assert built.aliased == pytest.approx(budget.cache, rel=0.05)
     cache = 2 * 2 * ROWS * 64 * 4 * 16 * 2 // 8
     assert expected[0].cache == pytest.approx(cache, rel=0.05)
 
@@ -156,8 +158,8 @@ def test_devices_of_a_topology_are_counted_as_jax_does(text: str, count: int, pl
     ("message", "gigabytes"),
     [
         (
-            "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total memory "
-            "required for HLO temporaries (16.62G) exceeds available HBM (15.75G). HLO module: m.",
+            "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total "
+            "memory required for HLO temporaries (16.62G) exceeds available HBM (15.75G). HLO ...",
             16.62,
         ),
         ("Ran out of memory in memory space hbm. Used 20.99G of 15.48G hbm. Exceeded", 20.99),

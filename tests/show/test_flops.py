@@ -94,12 +94,12 @@ def test_latent_attention_is_counted_as_it_is_expanded():
         "kv_lora_rank": 20,
         "qk_rope_head_dim": 8,
         "qk_nope_head_dim": 16,
-        "v_head_dim": 24,
+        "v_head_dim": 20,
         "first_k_dense_replace": 3,
     }
-    layer = 32 * 12 + 12 * 4 * 24 + 32 * (20 + 8) + 20 * 4 * (16 + 24) + 4 * 24 * 32
+    layer = 32 * 12 + 12 * 4 * 24 + 32 * (20 + 8) + 20 * 4 * (16 + 20) + 4 * 20 * 32
     found = forward(abstract(**latent))
-    assert found == by_hand(layer + 3 * 32 * 48, CAUSAL, 4 * (24 + 24))
+    assert found == by_hand(layer + 3 * 32 * 48, CAUSAL, 4 * (24 + 20))
 
 
 def test_a_recurrence_fades_adds_and_reads():

@@ -155,7 +155,7 @@ def held(leaves: Iterable[Any], itemsize: int | None = None) -> int:
 def _whole(job: Job) -> Placement:
     """The plan without the axes along which weights are gathered."""
     mesh = {axis: 1 if axis in GATHERED else size for axis, size in job.mesh.items()}
-    paper = jax.sharding.AbstractMesh(tuple(mesh.values()), tuple(mesh))
+    paper: Any = jax.sharding.AbstractMesh(tuple(mesh.values()), tuple(mesh))
     return Placement(paper, plan_named(job.plan))
 
 

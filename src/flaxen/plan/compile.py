@@ -23,9 +23,7 @@ from flaxen.shard import Placement, make_mesh
 LOWERED = {"gpu": "cuda"}
 """What the compiler calls a platform, where it is not what jax's devices say."""
 
-NO_ROOM = re.compile(
-    r"(?:Used |temporaries \()([\d.]+)([KMGT]?)\)? (?:of|exceeds available HBM \()[\s(]*[\d.]+[KMGT]?"
-)
+NO_ROOM = re.compile(r"(?:Used |temporaries \()([\d.]+)([KMGT]?)\)? (?:of|exceeds available) ")
 """How the TPU's compiler says that memory is not enough, at either of two stages."""
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 

@@ -223,7 +223,7 @@ def _laid_out(x: jax.Array, sharding: Sharding) -> jax.Array:
     )
 
 
-def _master(x: jax.Array) -> jax.Array:
+def _master(x: Any) -> Any:
     """A float32 copy that may be given up without hurting the original."""
     if _is_shape(x):
         return x.update(dtype=jnp.dtype(jnp.float32))
