@@ -138,6 +138,8 @@ def _print(report: Report) -> None:
     room = f"{human_bytes(report.needed)} of {human_bytes(report.memory or 0)}"
     print_mark(report.fits, f"{'fits' if report.fits else 'does not fit'}: {room} a device")
     for suggestion in report.suggestions:
-        print_out(f"  fits: {' '.join(suggestion.words)}  ({human_bytes(suggestion.needed)})")
+        who = "compiled" if suggestion.compiled else "estimated"
+        size = human_bytes(suggestion.needed)
+        print_out(f"  fits: {' '.join(suggestion.words)}  ({size}, {who})")
     if not report.fits and not report.suggestions:
         print_out("No plan near this one fits.")

@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from flaxen.core.platform import compiling_for
-from flaxen.core.tree import is_param, paths
+from flaxen.core.tree import is_param, paths, walk
+from flaxen.layers.routers import Router
 from flaxen.models.fold import Folded
 from flaxen.plan.job import Job, shapes, turns
 from flaxen.plan.residuals import kept, on_each
@@ -198,13 +199,18 @@ def _embed(job: Job) -> int:
 
 
 def _widest(job: Job) -> int:
-    """Channels of a token's widest moment in a layer: what a feed-forward network makes of it."""
-    place = _whole(job).weight
-    found = [
+    """Channels of a token's widest moment in a layer: twice what a feed-forward network, or the
+    experts that it goes through, makes of it, and the stream.
+    """
+    place, embed = _whole(job).weight, _embed(job)
+    chosen = max(
+        (part.k for part in walk(job.module.layers) if isinstance(part, Router)), default=1
+    )
+    widths = [
         math.prod(place(p).shard_shape(p.shape))
-        // max(p.axes["embed"], 1)
-        // p.axes.get("layers", 1)
+        * (chosen if "experts" in p.axes else 1)
+        // (p.axes["embed"] * p.axes.get("layers", 1) * p.axes.get("experts", 1))
         for p in paths(job.module.layers, is_param).values()
         if "embed" in p.axes
     ]
-    return 2 * max(found, default=0) + 4 * _embed(job)
+    return 2 * max(widths, default=0) + 4 * embed
