@@ -133,7 +133,9 @@ def inference(job: Job) -> list[Budget]:
 
     def one(program: str, tokens: int) -> Budget:
         rows = job.batch * tokens // job.rows_ways
-        working = gathered_layer(job) + rows * wide * narrow
+        # A layer's weights are gathered, or the scores'; a decoding loop writes the cache anew.
+        anew = cache if tokens == 1 else 0
+        working = max(gathered_layer(job), _head(job) * narrow) + anew + rows * wide * narrow
         scores = job.batch // job.rows_ways * _head(job) // _embed(job) * 4
         return Budget(
             program=program,
