@@ -92,7 +92,7 @@ tpu-compile: $(TPU_STAMP)
 $(TPU_STAMP): pyproject.toml
 	@echo 'Making $(TPU_VENV) with $(PYTHON) ...'
 	@$(PYTHON) -m venv --clear $(TPU_VENV)
-	@$(TPU_VENV)/bin/python $(PIP_INSTALL) --editable '.[train]' libtpu
+	@$(TPU_VENV)/bin/python $(PIP_INSTALL) --editable '.[tpu-plan]'
 	@touch $@
 
 $(TORCH_STAMP):

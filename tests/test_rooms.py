@@ -47,6 +47,7 @@ ROOMS = [
     "tune",
     "show",
     "train",
+    "plan",
     FRONT_DOOR,
     "cli",
     "easydel",

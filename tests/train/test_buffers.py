@@ -96,7 +96,7 @@ def test_no_step_moves_or_rounds_a_correction(tmp_path):
     trainer, state = make_trainer(model.module, model.runtime, config, 1)
     ids = np.arange(8, dtype=np.int32).reshape(1, 1, 8)
     batch = place_batch({"ids": ids, "targets": ids}, model.runtime)
-    held, frozen = set(buffers(model.module)), paths(trainer.frozen)
+    held, frozen = set(buffers(model.module)), paths(trainer.frozen.weights)
     assert {frozen[path].dtype for path in held} == {np.dtype(np.float32)}
     state, _ = trainer.step(state, trainer.frozen, batch)
     assert unmoved(model.module, trained_tree(state, model.module)) == held

@@ -225,7 +225,7 @@ def test_adapters_over_rounded_weights(bits, use_dora):
     assert all(np.isfinite(g).all() and np.asarray(g).any() for g in jax.tree.leaves(grads))
     held = root(tree.layers.body[0].self_attn.q_proj.weight)
     assert isinstance(held, RoundedWeight)
-    state = OPTIMIZERS["adamw"](_Betas()).init(trained)
+    state = OPTIMIZERS["adamw"](_Betas(), trained).init(trained)
     count = sum(x.size for x in jax.tree.leaves(trained))
     assert sum(x.size for x in jax.tree.leaves(state)) == 2 * count + 1
 

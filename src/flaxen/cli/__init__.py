@@ -25,6 +25,7 @@ COMMANDS = {
     "quantize": "Round weights to 8 or 4 bits: what it costs and saves, and a folder of it.",
     "diff": "Tell whether two checkpoints are equal, and how far apart they are.",
     "show": "Print the parts of a model, their sizes and where they would lie.",
+    "plan": "Tell whether a run fits and what it costs, before any weight is read.",
     "doctor": "Tell whether a model loads, is understood in full, and fits.",
     "families": "List the model types that load, or print a starting file for a new one.",
     "bench": "Measure prefill and decode on this machine.",

@@ -95,12 +95,11 @@ def _listed(paths: str | Sequence[str] | None) -> list[str]:
 
 def fresh(settings: RunConfig, where: dict[str, Any]) -> Any:
     """A model of random weights, as the config of a folder or a hub id describes it."""
-    import flaxen
+    from flaxen.convert.formats.config_file import model_config
+    from flaxen.fresh import from_config
 
-    look = flaxen.load(settings.model, abstract=True, revision=settings.revision, strict=False)
-    return flaxen.from_config(
-        look.config, seed=settings.seed, dtype=settings.load_dtype or "float32", **where
-    )
+    config = model_config(settings.model, revision=settings.revision)
+    return from_config(config, seed=settings.seed, dtype=settings.load_dtype or "float32", **where)
 
 
 def function_of(name: str) -> Any:

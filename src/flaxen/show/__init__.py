@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from flaxen.show.attention import attention_choices, cache_bytes_per_token
+from flaxen.show.chips import peak_flops
 from flaxen.show.devices import device_names, pictures, share_lines
+from flaxen.show.flops import model_flops
 from flaxen.show.memory import device_memory, peak_memory
 from flaxen.show.page import placement_page
 from flaxen.show.parts import Part, parts, totals
@@ -20,8 +22,10 @@ __all__ = [
     "human_bytes",
     "human_number",
     "loss_picture",
+    "model_flops",
     "parts",
     "parts_tree",
+    "peak_flops",
     "peak_memory",
     "pictures",
     "placement_page",

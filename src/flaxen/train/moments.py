@@ -12,7 +12,10 @@ from flaxen.core.tree import paths
 
 def opt_state(optimizer: Any, masters: Any) -> Any:
     """The optimiser's first state, each moment where its weight is."""
-    where = jax.tree.map(lambda x: x.sharding, opt_shapes(optimizer, masters))
+    shapes = opt_shapes(optimizer, masters)
+    if any(map(is_shape, jax.tree.leaves(masters))):
+        return shapes
+    where = jax.tree.map(lambda x: x.sharding, shapes)
     return jax.jit(optimizer.init, out_shardings=where)(masters)
 
 
@@ -36,6 +39,11 @@ def _of_path(path: str, weights: dict[str, Any]) -> Any:
     while path not in weights and path:
         path = path.partition(".")[2]
     return weights.get(path)
+
+
+def is_shape(x: Any) -> bool:
+    """Whether it only describes an array."""
+    return isinstance(x, jax.ShapeDtypeStruct)
 
 
 def everywhere(masters: Any) -> Sharding:

@@ -106,7 +106,11 @@ def _matrices(trained: Any) -> Any:
     is_matrix = lambda x: isinstance(x, Linear | Projections)
 
     def axes(path: Any, x: Any) -> Any:
-        if not is_matrix(x) or not isinstance(x.weight, jax.Array) or "layers" not in name(path):
+        if (
+            not is_matrix(x)
+            or not isinstance(x.weight, jax.Array | jax.ShapeDtypeStruct)
+            or "layers" not in name(path)
+        ):
             return jax.tree.map(lambda _: None, x)
         inputs = x.contract if isinstance(x, Linear) else 1
         first = int(body(name(path) + ".weight")) + isinstance(x, Projections)

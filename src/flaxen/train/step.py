@@ -16,7 +16,7 @@ from flaxen.core.tree import buffers, combine, module, name_of, partition
 from flaxen.layers.runtime import Runtime
 from flaxen.quantize import QuantizedWeight
 from flaxen.train.gradient import Gradient, Loss, gradient_of
-from flaxen.train.moments import everywhere, opt_state
+from flaxen.train.moments import everywhere, is_shape, opt_state
 from flaxen.train.objectives import OBJECTIVES, Batch, Metrics, Objective
 from flaxen.train.optim import OPTIMIZERS, Schedule, decays, learning_rate
 from flaxen.train.settings import TrainConfig
@@ -82,7 +82,8 @@ def make_trainer(
 
     `steps` is where the schedule ends. objective: by default the one that the settings name;
     reference: the tree that it compares with, if it does; by default the given one as it is. The
-    given weights stay as they are.
+    given weights stay as they are. Of a model of shapes (`jax.ShapeDtypeStruct` with shardings) the
+    state is shapes too, and the functions can be lowered for them.
 
     Raises:
         ConfigError: weights would be trained that are packed.
@@ -134,7 +135,8 @@ def make_trainer(
     compiled = jax.jit(step, donate_argnums=0, out_shardings=(where, None))
     frozen = Frozen(weights=weights, reference=reference)
     # Put there explicitly: else the second step, on what the first returned, compiles anew.
-    return Trainer(frozen, compiled, jax.jit(evaluate)), jax.device_put(start, where)
+    put = start if is_shape(start.step) else jax.device_put(start, where)
+    return Trainer(frozen, compiled, jax.jit(evaluate)), put
 
 
 def trainable(tree: Any) -> Callable[[str, Any], bool]:
@@ -240,8 +242,10 @@ def _guard(state: TrainState, finite: jax.Array, config: TrainConfig) -> dict[st
     }
 
 
-def _master(x: jax.Array) -> jax.Array:
+def _master(x: Any) -> Any:
     """A float32 copy that may be given up without hurting the original."""
+    if is_shape(x):
+        return x.update(dtype=jnp.dtype(jnp.float32))
     return jnp.array(x, jnp.float32, copy=True)
 
 
@@ -253,12 +257,16 @@ def _in_dtype(x: Any, dtype: Any) -> Any:
     """Floats in a dtype; of a packed weight the values, its codes and scales stay."""
     if _is_packed(x):
         return dataclasses.replace(x, dtype=jnp.dtype(dtype))
-    return x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return x
+    return x.update(dtype=jnp.dtype(dtype)) if is_shape(x) else x.astype(dtype)
 
 
-def _zero(masters: Any) -> jax.Array:
+def _zero(masters: Any) -> Any:
     return _number(0, jnp.int32, masters)
 
 
-def _number(value: float, dtype: Any, masters: Any) -> jax.Array:
+def _number(value: float, dtype: Any, masters: Any) -> Any:
+    if any(map(is_shape, jax.tree.leaves(masters))):
+        return jax.ShapeDtypeStruct((), dtype, sharding=everywhere(masters))
     return jax.device_put(jnp.asarray(value, dtype), everywhere(masters))

@@ -109,7 +109,7 @@ def download(
     Raises:
         CheckpointError: absent, private, gated, without known weights, out of reach, no room.
     """
-    return _local(hub_name(name, revision, token), choose)
+    return local(hub_name(name, revision, token), choose)
 
 
 def is_url(name: str) -> bool:
@@ -179,7 +179,8 @@ def chosen(place: HubName, choose: Choose, files: Iterable[str], read: ReadJson)
     return found
 
 
-def _local(place: HubName, choose: Choose) -> Path:
+def local(place: HubName, choose: Choose) -> Path:
+    """What `choose` takes, downloaded or from the cache."""
     with explaining(place.explain):
         if offline() or COMMIT.fullmatch(place.revision or ""):
             kept = _cached(place, choose)
