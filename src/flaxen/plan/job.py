@@ -24,7 +24,9 @@ from flaxen.models.fold import Folded, folded, in_body, stack_params
 from flaxen.models.skeleton import only_generating
 from flaxen.shard import Placement, plan_named
 from flaxen.train.settings import TrainConfig
-from flaxen.tune.lora import LowRank, adapter_shapes, map_linears, matching, scale_of
+from flaxen.tune.leaf import LowRank, scale_of
+from flaxen.tune.lora import map_linears
+from flaxen.tune.targets import matching
 
 TRAIN = ("full", "lora", "none")
 
@@ -157,6 +159,13 @@ def shapes(job: Job, placement: Placement) -> Any:
     return _with_adapters(tree, job.lora_rank) if job.train == "lora" else tree
 
 
+def _adapter_shapes(layer: Any, rank: int, stacked: bool) -> tuple[tuple[int, ...], ...]:
+    """Of `a` and `b` on a projection."""
+    shape = layer.weight.shape
+    split = len(shape) - layer.contract
+    return (*shape[: int(stacked)], rank, *shape[split:]), (*shape[:split], rank)
+
+
 def _with_adapters(tree: Any, rank: int) -> Any:
     """`tune.add_lora` for shapes."""
     chosen, stacked = matching(tree, None), in_body(tree)
@@ -167,7 +176,7 @@ def _with_adapters(tree: Any, rank: int) -> Any:
         weight = layer.weight
         a, b = (
             jax.ShapeDtypeStruct(shape, jnp.float32)
-            for shape in adapter_shapes(layer, rank, stacked(path))
+            for shape in _adapter_shapes(layer, rank, stacked(path))
         )
         leaf = LowRank(weight=weight, a=a, b=b, scale=scale_of(rank, 16.0))
         places = leaf.shardings(weight.sharding)

@@ -26,7 +26,7 @@ from flaxen.layers.mamba2 import Mamba2
 from flaxen.layers.moe import MoE, Projections
 from flaxen.layers.routers import Router
 from flaxen.models.fold import Folded
-from flaxen.tune.lora import LowRank
+from flaxen.tune.leaf import LowRank
 
 SEES = "vision"
 """The part of a model that looks at pictures, which a text does not pass through."""
