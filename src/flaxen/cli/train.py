@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -48,7 +47,7 @@ def train(
     if print_config:
         print(as_yaml(settings), end="")
         return 0
-    result = run(settings, progress=sys.stderr.isatty() and not json)
+    result = run(settings, progress=not json)
     if json:
         print_json(_told(result))
     else:
@@ -62,7 +61,9 @@ def run(settings: RunConfig, progress: bool = False) -> Result:
 
     import flaxen
     from flaxen.train import train
+    from flaxen.train.run.sinks import check_sinks
 
+    check_sinks(settings)
     for path in (*_listed(settings.data), *_listed(settings.eval_data)):
         if not Path(path).is_file():
             raise InputError(f"There is no file {path!r} to learn from.")

@@ -5,9 +5,13 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 from pathlib import Path
+from typing import Any
+
+import jax
 
 from flaxen.families import find
 from flaxen.show import loss_picture
+from flaxen.train.run.card import write_card
 from flaxen.train.run.log import Log
 from flaxen.train.run.prepare import Run
 from flaxen.train.run.result import Result
@@ -15,8 +19,8 @@ from flaxen.train.step import TrainState, trained_tree
 from flaxen.tune import merge, save_adapter
 
 
-def finish(run: Run, step: int, state: TrainState) -> Result:
-    """The trained model and, if the run is complete, its files."""
+def finish(run: Run, step: int, state: TrainState, data: Any) -> Result:
+    """The trained model and, if the run is complete, its files; data: what was learned from."""
     config, output = run.config, run.output
     tree = trained_tree(state, run.tree)
     model = run.model.replace(module=merge(tree) if config.lora_rank else tree)
@@ -39,4 +43,9 @@ def finish(run: Run, step: int, state: TrainState) -> Result:
         )
     if importlib.util.find_spec("matplotlib"):
         files["picture_path"] = loss_picture(log.path, output / "loss.png")
+    if jax.process_index() == 0:
+        for kind in ("model", "adapter"):
+            if (folder := files.get(f"{kind}_path")) is not None:
+                picture = files.get("picture_path")
+                write_card(folder, run, data, result.rows, picture, adapter=kind == "adapter")
     return dataclasses.replace(result, **files)

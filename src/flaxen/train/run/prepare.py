@@ -13,6 +13,7 @@ from flaxen.layers.runtime import Runtime
 from flaxen.train.checkpoint import Checkpoints, checksum
 from flaxen.train.data.records import read_records
 from flaxen.train.objectives import OBJECTIVES, Objective, Source
+from flaxen.train.run.samples import Prompt, sample_prompts
 from flaxen.train.settings import Paths, TrainConfig
 from flaxen.train.step import Trainer, TrainState, make_trainer
 from flaxen.tune import adapters, add_lora
@@ -36,6 +37,7 @@ class Run:
     checkpoints: Checkpoints
     step: int
     steps: int
+    prompts: list[Prompt] = dataclasses.field(default_factory=list)
 
     @property
     def output(self) -> Path:
@@ -72,6 +74,7 @@ def prepare(
             f"{config.output} holds a run that is at step {checkpoints.steps()[-1]}. "
             "Ask to resume it, or train into another folder."
         )
+    prompts = sample_prompts(config, model, tok)
     tree, runtime = _adapted(model, config), model.runtime
     if (how := config.checkpointing()) is not None:
         runtime = dataclasses.replace(runtime, checkpointing=how)
@@ -95,6 +98,7 @@ def prepare(
         checkpoints=checkpoints,
         step=step,
         steps=steps,
+        prompts=prompts,
     )
 
 
