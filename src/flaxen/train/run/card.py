@@ -18,6 +18,7 @@ from flaxen.train.run.log import Row
 from flaxen.train.run.pace import clock
 from flaxen.train.run.prepare import Run
 from flaxen.train.settings.field import plain
+from flaxen.train.settings.seeing import SeeingSettings
 
 MARK = "<!-- Written by flaxen. Take this line out, and it is not written again. -->"
 
@@ -40,7 +41,7 @@ AUTO = {
     "question-answering": "AutoModelForQuestionAnswering",
 }
 
-QUIET = ("output", "resume", "progress", "report_to", "project", "run_name", "log_every")
+QUIET = ("output", "resume", *SeeingSettings.__dataclass_fields__)
 """Settings that say nothing of the result."""
 
 

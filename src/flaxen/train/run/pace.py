@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
-
 from flaxen.show.words import human_bytes, human_number
 from flaxen.train.run.log import Row
 
@@ -79,12 +77,9 @@ def clock(seconds: float) -> str:
 
 def evaluated(row: Row) -> str:
     """An evaluation in one line."""
-    told: list[Any] = [f"{_named(key)} {_number(value)}" for key, value in row.items()]
-    return f"step {row['step']}: " + ", ".join(told[1:])
-
-
-def _named(key: str) -> str:
-    return key.replace("_", " ")
+    told = {key: value for key, value in row.items() if key not in ("step", "eval_seconds")}
+    words = (f"{key.replace('_', ' ')} {_number(value)}" for key, value in told.items())
+    return f"step {row['step']}: " + ", ".join(words)
 
 
 def _number(value: float) -> str:
