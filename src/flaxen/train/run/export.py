@@ -15,13 +15,12 @@ from flaxen.train.step import TrainState, trained_tree
 from flaxen.tune import merge, save_adapter
 
 
-def finish(run: Run, step: int, state: TrainState) -> Result:
-    """The trained model and, if the run is complete, its files."""
+def finish(run: Run, log: Log, step: int, state: TrainState, signal: int) -> Result:
+    """The trained model and, if no signal ended the run before, its files."""
     config, output = run.config, run.output
     tree = trained_tree(state, run.tree)
     model = run.model.replace(module=merge(tree) if config.lora_rank else tree)
-    log = Log(output / "log.jsonl", step)
-    result = Result(model, output, log.path, step, step == run.steps, log.rows())
+    result = Result(model, output, log.path, step, not signal, log.rows(), signal=signal or None)
     if not result.finished:
         return result
     files: dict[str, Path] = {"model_path": output / "model"}
@@ -37,6 +36,6 @@ def finish(run: Run, step: int, state: TrainState) -> Result:
             fan_in_fan_out=family.fan_in_fan_out,
             base=str(run.model.origin.folder) if run.model.origin.folder else None,
         )
-    if importlib.util.find_spec("matplotlib"):
+    if log.first and importlib.util.find_spec("matplotlib"):
         files["picture_path"] = loss_picture(log.path, output / "loss.png")
     return dataclasses.replace(result, **files)
