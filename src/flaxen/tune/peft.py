@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from flaxen.convert.formats.checkpoint import read_json
@@ -23,6 +24,7 @@ from flaxen.core.errors import CheckpointError, ConfigError
 from flaxen.core.tree import paths
 from flaxen.layers.linear import Linear
 from flaxen.models.fold import Folded, in_body
+from flaxen.shard.host import on_host
 from flaxen.tune.lora import (
     adapter_shapes,
     adapters,
@@ -74,6 +76,8 @@ def save_adapter(
     they belong to. `fan_in_fan_out` tells PEFT that the projections lie `[in, out]` in the base's
     file; adapters look the same either way.
 
+    Processes that share the model all call it, and the first writes.
+
     Raises:
         ConfigError: when the model has none, or one on a part of a tensor of the file.
     """
@@ -87,7 +91,7 @@ def save_adapter(
     for path, leaf in found.items():
         modules = _modules(tree, path.removesuffix(".weight"), names)
         for side, array in (("A", leaf.a), ("B", leaf.b)):
-            for module, one in zip(modules, _each(np.asarray(array), leaf.stacked), strict=True):
+            for module, one in zip(modules, _each(on_host(array), leaf.stacked), strict=True):
                 flat = (leaf.rank, -1) if side == "A" else (-1, leaf.rank)
                 tensors[f"{PREFIX}{module}.lora_{side}.weight"] = one.reshape(flat)
     config = {
@@ -104,6 +108,8 @@ def save_adapter(
         "inference_mode": True,
     }
     folder = Path(folder)
+    if jax.process_index() > 0:
+        return folder
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -116,7 +116,9 @@ def _task(run: Run) -> str | None:
 def _about(run: Run, adapter: bool) -> str:
     folder = run.model.origin.folder
     base = hub_id(folder)
-    name = f"[{base}](https://huggingface.co/{base})" if base else _code(folder.name if folder else "")
+    name = (
+        f"[{base}](https://huggingface.co/{base})" if base else _code(folder.name if folder else "")
+    )
     kind = getattr(run.model.config, "model_type", "model")
     of = f"{name} ({kind})" if base or folder else f"a {kind} model"
     what = "A low-rank adapter of" if adapter else "Trained from"

@@ -7,8 +7,6 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from flaxen.families import find
 from flaxen.show import loss_picture
 from flaxen.train.run.card import write_card
@@ -19,13 +17,14 @@ from flaxen.train.step import TrainState, trained_tree
 from flaxen.tune import merge, save_adapter
 
 
-def finish(run: Run, step: int, state: TrainState, data: Any) -> Result:
-    """The trained model and, if the run is complete, its files; data: what was learned from."""
+def finish(run: Run, log: Log, step: int, state: TrainState, signal: int, data: Any) -> Result:
+    """The trained model and, if no signal ended the run before, its files; data: what was learned
+    from.
+    """
     config, output = run.config, run.output
     tree = trained_tree(state, run.tree)
     model = run.model.replace(module=merge(tree) if config.lora_rank else tree)
-    log = Log(output / "log.jsonl", step)
-    result = Result(model, output, log.path, step, step == run.steps, log.rows())
+    result = Result(model, output, log.path, step, not signal, log.rows(), signal=signal or None)
     if not result.finished:
         return result
     files: dict[str, Path] = {"model_path": output / "model"}
@@ -41,9 +40,9 @@ def finish(run: Run, step: int, state: TrainState, data: Any) -> Result:
             fan_in_fan_out=family.fan_in_fan_out,
             base=str(run.model.origin.folder) if run.model.origin.folder else None,
         )
-    if importlib.util.find_spec("matplotlib"):
+    if log.first and importlib.util.find_spec("matplotlib"):
         files["picture_path"] = loss_picture(log.path, output / "loss.png")
-    if jax.process_index() == 0:
+    if log.first:
         for kind in ("model", "adapter"):
             if (folder := files.get(f"{kind}_path")) is not None:
                 picture = files.get("picture_path")

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
+
+import jax
+
+from flaxen.core.errors import CheckpointError
+from flaxen.shard.host import from_first
 
 Row = dict[str, Any]
 Report = Callable[[Row], None]
@@ -24,31 +31,64 @@ class Listener(Protocol):
 
 class Log:
     """One JSON object a line, each written at once; lines after `step` from an earlier run are
-    dropped first, and stay in `dropped`.
+    dropped first, and stay in `dropped`. Of several processes the first alone reads, writes and
+    tells `listeners`.
+
+    eval_losses: on held-out data, by step; every process knows the same.
+
+    Raises:
+        CheckpointError: it cannot be written, or what is there is no log of a run.
     """
 
     def __init__(self, path: Path, step: int):
-        self.path = path
+        self.path, self.first = path, jax.process_index() == 0
         self.listeners: list[Listener] = []
         before = self.rows()
         kept = [row for row in before if row["step"] <= step]
         self.dropped = [row for row in before if row["step"] > step]
+        losses = [row["eval_loss"] for row in kept if "eval_loss" in row and row["step"] == step]
+        known = from_first(losses[-1] if losses else math.nan)
+        self.eval_losses = {} if math.isnan(known) else {step: known}
+        if not self.first:
+            return
         aside = path.with_suffix(".partial")
-        aside.write_text("".join(map(_line, kept)), encoding="utf-8")
-        os.replace(aside, path)
+        with _writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            aside.write_text("".join(map(_line, kept)), encoding="utf-8")
+            os.replace(aside, path)
 
     def write(self, row: Row) -> None:
-        with self.path.open("a", encoding="utf-8") as file:
+        if "eval_loss" in row:
+            self.eval_losses[row["step"]] = row["eval_loss"]
+        if not self.first:
+            return
+        with _writing(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(_line(row))
         for listener in self.listeners:
             listener.row(row)
 
     def rows(self) -> list[Row]:
         """All whole lines; one that was cut off by a crash is left out."""
-        if not self.path.exists():
+        if not self.first or not self.path.exists():
             return []
-        text = self.path.read_text(encoding="utf-8")
-        return [json.loads(line) for line in text.splitlines()[: text.count("\n")] if line]
+        try:
+            text = self.path.read_text(encoding="utf-8")
+            rows = [json.loads(line) for line in text.splitlines()[: text.count("\n")] if line]
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{self.path} is no log of a run: {error}.") from error
+        if not all(isinstance(row, dict) and isinstance(row.get("step"), int) for row in rows):
+            raise CheckpointError(
+                f"{self.path} is no log of a run: a line has no step. Train into another folder."
+            )
+        return rows
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be written: {error.strerror}.") from error
 
 
 def _line(row: Row) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+
 from flaxen.show.words import human_bytes, human_number
 from flaxen.train.run.log import Row
 

@@ -13,6 +13,8 @@ from flaxen.layers.runtime import Runtime
 from flaxen.train.checkpoint import Checkpoints, checksum
 from flaxen.train.data.records import read_records
 from flaxen.train.objectives import OBJECTIVES, Objective, Source
+from flaxen.train.run.folder import check_output
+from flaxen.train.run.going_on import check_processes, check_steps
 from flaxen.train.run.samples import Prompt, sample_prompts
 from flaxen.train.settings import Paths, TrainConfig
 from flaxen.train.step import Trainer, TrainState, make_trainer
@@ -59,12 +61,13 @@ def prepare(
         InputError: data that cannot be learned from, or a model that cannot learn so.
         CheckpointError: the folder holds another run.
     """
+    check_output(config.output)
     objective = OBJECTIVES[config.objective](config, tok, reward)
     objective.check(model.module)
     source = objective.source(tok, read_records(data), config.accumulation)
     held_out = None if eval_data is None else objective.source(tok, read_records(eval_data), 1)
     steps = config.steps or math.ceil(config.epochs * source.per_epoch)
-    about = {"data": source.fingerprint(), "model": checksum(model.module), "steps": steps}
+    about = {"data": source.fingerprint(), "model": checksum(model.module)}
     if reference is not None:
         about["reference"] = checksum(reference.module)
     folder = Path(config.output) / "checkpoints"
@@ -74,6 +77,9 @@ def prepare(
             f"{config.output} holds a run that is at step {checkpoints.steps()[-1]}. "
             "Ask to resume it, or train into another folder."
         )
+    check_processes(checkpoints, model.runtime, steps)
+    if checkpoints.steps():
+        check_steps(checkpoints, config, steps)
     prompts = sample_prompts(config, model, tok)
     tree, runtime = _adapted(model, config), model.runtime
     if (how := config.checkpointing()) is not None:

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from flaxen.core.errors import InputError
 from flaxen.generate import generate
 from flaxen.generate.settings import resolve
 from flaxen.models.skeleton import only_generating
+from flaxen.shard.host import from_first
 from flaxen.text import decode, encode, encode_chat
 from flaxen.train.run.log import Log
 from flaxen.train.settings import TrainConfig
@@ -63,7 +63,7 @@ def sample(
     """
     path = log.path.with_name("samples.jsonl")
     answers = Log(path, step)
-    if not prompts or any(row["step"] == step for row in answers.rows()):
+    if from_first(float(any(row["step"] == step for row in answers.rows()))):
         return
     width = max(len(prompt.ids) for prompt in prompts)
     ids = np.zeros((len(prompts), width), np.int32)
@@ -72,7 +72,7 @@ def sample(
         ids[i, width - len(prompt.ids) :] = prompt.ids
         mask[i, width - len(prompt.ids) :] = 1
     said = generate(model, ids, mask, max_new_tokens=tokens, do_sample=False)[:, width:]
-    if jax.process_index() > 0:
+    if not answers.first:
         return
     ends = resolve(model, width, {"max_new_tokens": tokens}).eos_token_id
     for i, (prompt, new) in enumerate(zip(prompts, said.tolist(), strict=True)):

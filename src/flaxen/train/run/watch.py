@@ -1,11 +1,9 @@
-"""Opening a run's log, and telling all who watch of what is written into it."""
+"""Who watches a run: all that its log tells of what is written into it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-import jax
 
 from flaxen.train.run.costs import Costs
 from flaxen.train.run.display import display
@@ -16,17 +14,15 @@ from flaxen.train.settings.field import plain
 
 
 @contextmanager
-def watched(run: Run) -> Iterator[Log]:
-    """The log of a run. Of several processes, the first one tells.
+def watched(run: Run, log: Log) -> Iterator[None]:
+    """While it lasts, a run's log tells all who watch. Of several processes, the first one tells.
 
     Raises:
         ConfigError: a sink cannot be begun; nothing was computed then.
     """
     config, output = run.config, run.output
-    output.mkdir(parents=True, exist_ok=True)
-    log = Log(output / "log.jsonl", run.step)
-    if jax.process_index() > 0:
-        yield log
+    if not log.first:
+        yield
         return
     settings = {name: plain(value) for name, value in vars(config).items()}
     name = config.run_name or output.resolve().name
@@ -36,7 +32,7 @@ def watched(run: Run) -> Iterator[Log]:
         display(run.steps, run.step, config.log_every, config.progress) as shown,
     ):
         log.listeners += shown
-        yield log
+        yield
 
 
 def costs_of(run: Run) -> Costs:

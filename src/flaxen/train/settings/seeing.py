@@ -22,7 +22,9 @@ class SeeingSettings:
         0, "Steps between evaluations; 0: before and after.", least=0, free=True
     )
     eval_at_start: bool = setting(True, "Evaluate before the first step too.", free=True)
-    eval_batches: int = setting(0, "Batches in an evaluation; 0: all there are.", least=0, free=True)
+    eval_batches: int = setting(
+        0, "Batches in an evaluation; 0: all there are.", least=0, free=True
+    )
     sample_prompts: str | Sequence[str] | None = setting(
         None,
         "Prompts that are answered at each evaluation, or a .txt or .jsonl file of them.",
@@ -42,11 +44,14 @@ class SeeingSettings:
     )
     peak_flops: float | str | None = setting(
         None,
-        "Operations a second that one device can do, for MFU, or measured; default: of known chips.",
+        "Operations a second of one device, for MFU, or measured; default: that of known chips.",
         free=True,
     )
     log_every: int = setting(
-        0, "Steps between lines where there is no terminal; 0: every 10 seconds.", least=0, free=True
+        0,
+        "Steps between lines where there is no terminal; 0: every 10 seconds.",
+        least=0,
+        free=True,
     )
     progress: bool = setting(True, "A bar on the terminal.", free=True, flag=False)
 
