@@ -103,7 +103,9 @@ def test_samples_are_what_the_model_says_greedily(told):
     for row, prompt in zip(rows[-2:], SETTINGS["sample_prompts"], strict=True):
         ids = tok(prompt)["input_ids"]
         for _ in range(4):
-            ids.append(int(forward(result.model.module, jnp.asarray([ids])).logits[0, -1].argmax()))
+            padded = jnp.asarray([ids + [0] * (8 - len(ids))])
+            logits = forward(result.model.module, padded, runtime=result.model.runtime).logits
+            ids.append(int(logits[0, len(ids) - 1].argmax()))
         assert row["prompt"] == prompt
         assert row["text"] == tok.decode(ids[-4:], skip_special_tokens=True)
 
