@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import types
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,9 +15,12 @@ from tiny_decoder import tiny
 from watched_runs import scalars, stand_in
 from words import word_tokenizer
 
+from flaxen.layers.runtime import Runtime
 from flaxen.models.causal import forward
 from flaxen.show.flops import model_flops
 from flaxen.train import train
+from flaxen.train.run.costs import Costs
+from flaxen.train.run.evaluate import _means
 
 SETTINGS = {
     "steps": 5,
@@ -159,3 +163,60 @@ def test_a_card_lies_beside_the_weights(told):
     adapter = (result.adapter_path / "README.md").read_text()
     assert front_of(adapter)["library_name"] == "peft"
     assert "PeftModel.from_pretrained" in adapter
+
+
+def test_only_so_many_batches_are_evaluated():
+    """Of weights 1, 2, 3 and 4 the first two."""
+    space = types.SimpleNamespace
+    evaluate = lambda state, frozen, batch: (6.0 * batch["n"], {"accuracy": 1.0}, batch["n"])
+    run = space(
+        held_out=space(per_epoch=4, batch_at=lambda i: {"n": np.float32(i + 1)}),
+        trainer=space(evaluate=evaluate, frozen=None),
+        runtime=Runtime(),
+        config=space(eval_batches=2),
+        objective=space(likelihood=False),
+    )
+    row = _means(run, None, 7, lambda: 0)
+    assert row | {"eval_seconds": 0} == {
+        "step": 7,
+        "eval_loss": pytest.approx(6.0),
+        "eval_accuracy": pytest.approx(2 / 3),
+        "eval_seconds": 0,
+    }
+
+
+def test_a_steps_operations_are_those_of_all_its_micro_batches():
+    tree, batch = tiny().module, {"ids": np.zeros((3, 2, 8), np.int32)}
+    costs = Costs(tree, Runtime(), peak=1e9)
+    assert costs.flops(batch) == model_flops(tree, 8, 6)
+    assert costs.told(2e9, seconds=4.0)["mfu"] == pytest.approx(0.5)
+
+
+def test_the_peak_is_that_of_all_devices():
+    model = tiny(mesh="fsdp=4,tp=2")
+    costs = Costs(model.module, model.runtime, peak=1e9)
+    assert costs.told(8e9, seconds=1.0)["mfu"] == pytest.approx(1.0)
+
+
+def test_a_peak_can_be_measured_but_is_not_guessed():
+    tree, batch = tiny().module, {"ids": np.zeros((1, 2, 8), np.int32)}
+    assert Costs(tree, Runtime(), None).flops(batch) is None
+    assert 1e8 < Costs(tree, Runtime(), "measured").peak < 1e14
+
+
+def test_a_run_may_begin_without_an_evaluation(tmp_path):
+    data = tmp_path / "a.txt"
+    data.write_text("w10 w11 w12 w13")
+    given = {"steps": 1, "batch_size": 1, "seq_len": 8, "lora_rank": 2, "lora_targets": ["q_proj"]}
+    result = train(
+        tiny(),
+        word_tokenizer(90),
+        data,
+        eval_data=data,
+        output=tmp_path / "o",
+        eval_at_start=False,
+        progress=False,
+        **given,
+    )
+    assert [row["step"] for row in result.rows if "eval_loss" in row] == [1]
+    assert not any("mfu" in row for row in result.rows)

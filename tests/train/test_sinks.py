@@ -42,7 +42,12 @@ def test_a_sink_that_fails_is_told_of_once_and_the_rest_goes_on(offline, tmp_pat
             assert about.log.listeners[-1].sink.tried == [1, 2, 3]
     assert len(said) == 1
     assert len(about.log.rows()) == 3
-    assert (tmp_path / "log.csv").read_text().splitlines() == ["step,loss", "1,1.0", "2,1.0", "3,1.0"]
+    assert (tmp_path / "log.csv").read_text().splitlines() == [
+        "step,loss",
+        "1,1.0",
+        "2,1.0",
+        "3,1.0",
+    ]
 
 
 def test_an_unknown_sink_is_named_with_the_nearest():
@@ -53,7 +58,9 @@ def test_an_unknown_sink_is_named_with_the_nearest():
 def test_an_absent_package_is_told_before_anything_is_written(monkeypatch, tmp_path):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"needs trackio: pip install 'flaxen\[trackio\]'"):
-        train(tiny(), word_tokenizer(90), "absent.jsonl", output=tmp_path / "o", report_to="trackio")
+        train(
+            tiny(), word_tokenizer(90), "absent.jsonl", output=tmp_path / "o", report_to="trackio"
+        )
     assert not (tmp_path / "o").exists()
 
 
