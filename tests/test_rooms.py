@@ -64,6 +64,9 @@ HEAVY = {
     "matplotlib",
     "rich",
     "PIL",
+    "tensorboardX",
+    "wandb",
+    "trackio",
 }
 
 

@@ -69,18 +69,27 @@ class Log:
 
     def rows(self) -> list[Row]:
         """All whole lines; one that was cut off by a crash is left out."""
-        if not self.first or not self.path.exists():
-            return []
-        try:
-            text = self.path.read_text(encoding="utf-8")
-            rows = [json.loads(line) for line in text.splitlines()[: text.count("\n")] if line]
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{self.path} is no log of a run: {error}.") from error
-        if not all(isinstance(row, dict) and isinstance(row.get("step"), int) for row in rows):
-            raise CheckpointError(
-                f"{self.path} is no log of a run: a line has no step. Train into another folder."
-            )
-        return rows
+        return read_rows(self.path) if self.first else []
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The whole lines of a log; none if there is no file.
+
+    Raises:
+        CheckpointError: what is there is no log of a run.
+    """
+    if not path.exists():
+        return []
+    try:
+        text = path.read_text(encoding="utf-8")
+        rows = [json.loads(line) for line in text.splitlines()[: text.count("\n")] if line]
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is no log of a run: {error}.") from error
+    if not all(isinstance(row, dict) and isinstance(row.get("step"), int) for row in rows):
+        raise CheckpointError(
+            f"{path} is no log of a run: a line has no step. Train into another folder."
+        )
+    return rows
 
 
 @contextlib.contextmanager

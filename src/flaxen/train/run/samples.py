@@ -19,6 +19,8 @@ from flaxen.text import decode, encode, encode_chat
 from flaxen.train.run.log import Log
 from flaxen.train.settings import TrainConfig
 
+ANSWERS = "samples.jsonl"
+
 FORMS = '{"prompt": "..."} or {"messages": [...]}'
 
 
@@ -61,7 +63,7 @@ def sample(
     """Answer all prompts greedily, in one batch, and write the answers into samples.jsonl beside
     the log: each with step, number, prompt and text.
     """
-    path = log.path.with_name("samples.jsonl")
+    path = log.path.with_name(ANSWERS)
     answers = Log(path, step)
     if from_first(float(any(row["step"] == step for row in answers.rows()))):
         return

@@ -7,8 +7,9 @@ from contextlib import contextmanager
 
 from flaxen.train.run.costs import Costs
 from flaxen.train.run.display import display
-from flaxen.train.run.log import Log
+from flaxen.train.run.log import Log, read_rows
 from flaxen.train.run.prepare import Run
+from flaxen.train.run.samples import ANSWERS
 from flaxen.train.run.sinks import Told, open_sinks
 from flaxen.train.settings.field import plain
 
@@ -26,7 +27,8 @@ def watched(run: Run, log: Log) -> Iterator[None]:
         return
     settings = {name: plain(value) for name, value in vars(config).items()}
     name = config.run_name or output.resolve().name
-    told = Told(output, config.project, name, settings, log, run.step)
+    answers = read_rows(output / ANSWERS)
+    told = Told(output, config.project, name, settings, log, run.step, answers)
     with (
         open_sinks(config.sinks(), told),
         display(run.steps, run.step, config.log_every, config.progress) as shown,

@@ -27,13 +27,15 @@ class Service(Sink):
         names = json.loads(known.read_text(encoding="utf-8")) if known.exists() else {}
         goes_on = told.step > 0 and self.label in names
         name = names[self.label] if goes_on else f"{_plain(told.name)}-{uuid.uuid4().hex[:6]}"
-        self.heard = {_mark(row) for row in told.log.dropped} if goes_on else set()
+        before = [*told.log.dropped, *told.answers] if goes_on else []
+        self.heard = {_mark(row) for row in before}
         # What they print must not mix with an answer on stdout.
         with contextlib.redirect_stdout(sys.stderr):
             self.run = self.begin(told, name)
         _keep(known, names | {self.label: name})
-        for row in () if goes_on else told.log.rows():
-            self.row(row)
+        if not goes_on:
+            for row in told.log.rows():
+                self.row(row)
 
     def begin(self, told: Told, name: str) -> Any:
         raise NotImplementedError
@@ -44,6 +46,13 @@ class Service(Sink):
     def row(self, row: Row) -> None:
         if _mark(row) not in self.heard:
             self.tell(tagged(row), row["step"])
+
+    def sample(self, row: Row) -> None:
+        if _mark(row) not in self.heard:
+            self.answer(row)
+
+    def answer(self, row: Row) -> None:
+        raise NotImplementedError
 
     def close(self, failed: bool) -> None:
         with contextlib.redirect_stdout(sys.stderr):
@@ -79,7 +88,7 @@ class Wandb(Service):
     def tell(self, values: dict[str, Any], step: int) -> None:
         self.run.log(values | {"step": step})
 
-    def sample(self, row: Row) -> None:
+    def answer(self, row: Row) -> None:
         import wandb
 
         told = f"{row['prompt']}\n\n{row['text']}"
@@ -104,13 +113,13 @@ class Trackio(Service):
     def tell(self, values: dict[str, Any], step: int) -> None:
         self.run.log(values, step=step)
 
-    def sample(self, row: Row) -> None:
+    def answer(self, row: Row) -> None:
         self.run.log({f"samples/{row['number']}": row["text"]}, step=row["step"])
 
 
-def _mark(row: Row) -> tuple[int, bool]:
-    """Which row of the log it is: of a step or of its evaluation."""
-    return row["step"], "loss" in row
+def _mark(row: Row) -> tuple[int, Any]:
+    """Which row it is: of a step, of its evaluation, or of its n-th answer."""
+    return row["step"], row.get("number", "step" if "loss" in row else "evaluation")
 
 
 def _plain(name: str) -> str:

@@ -15,8 +15,8 @@ from flaxen.train.run.log import Log, Row
 
 @dataclasses.dataclass(frozen=True)
 class Told:
-    """What a sink is told before the first row. log: with the rows of the run so far; settings: as
-    JSON has them.
+    """What a sink is told before the first row. log: with the rows of the run so far; answers: to
+    sample prompts so far, with those after `step`; settings: as JSON has them.
     """
 
     output: Path
@@ -25,6 +25,7 @@ class Told:
     settings: dict[str, Any]
     log: Log
     step: int
+    answers: list[Row] = dataclasses.field(default_factory=list)
 
 
 class Sink:
