@@ -28,9 +28,9 @@ class Costs:
     def __init__(self, tree: Any, runtime: Runtime, peak: float | str | None, dtype: Any = None):
         self.tree = tree
         self.trained = "lora" if adapters(tree) else "full"
-        devices = jax.devices() if runtime.placement is None else runtime.placement.mesh.devices
-        self.count = 1 if runtime.placement is None else runtime.placement.mesh.size
-        one = devices[0] if runtime.placement is None else devices.flat[0]
+        mesh = None if runtime.placement is None else runtime.placement.mesh
+        one = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
+        self.count = 1 if mesh is None else mesh.size
         self.peak = _peak(one.device_kind, peak, dtype or _dtype(tree))
         self.counted: dict[tuple[int, ...], float] = {}
 

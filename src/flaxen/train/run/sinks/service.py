@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import sys
@@ -70,8 +71,7 @@ class Wandb(Service):
     package, extra = "wandb", "wandb"
 
     def begin(self, told: Told, name: str) -> Any:
-        import wandb
-
+        wandb: Any = importlib.import_module(self.package)
         run = wandb.init(
             project=told.project,
             name=told.name,
@@ -89,8 +89,7 @@ class Wandb(Service):
         self.run.log(values | {"step": step})
 
     def answer(self, row: Row) -> None:
-        import wandb
-
+        wandb: Any = importlib.import_module(self.package)
         told = f"{row['prompt']}\n\n{row['text']}"
         self.run.log({f"samples/{row['number']}": wandb.Html(_page(told)), "step": row["step"]})
 
@@ -104,8 +103,7 @@ class Trackio(Service):
     package, extra = "trackio", "trackio"
 
     def begin(self, told: Told, name: str) -> Any:
-        import trackio
-
+        trackio: Any = importlib.import_module(self.package)
         return trackio.init(
             project=told.project, name=name, resume="allow", config=told.settings, embed=False
         )
