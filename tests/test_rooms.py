@@ -66,6 +66,9 @@ HEAVY = {
     "matplotlib",
     "rich",
     "PIL",
+    "tensorboardX",
+    "wandb",
+    "trackio",
 }
 
 

@@ -26,12 +26,14 @@ from flaxen.tune import LowRank
 
 @module
 class Tiny:
-    """What training asks of a model: module, runtime, config, origin, replace, save."""
+    """What training asks of a model: module, runtime, config, origin, generation_config, replace,
+    save."""
 
     module: Any
     runtime: static[Runtime] = Runtime()
     config: static[Any] = None
     origin: static[Any] = Origin(config_json="{}")
+    generation_config: static[Any] = None
 
     def replace(self, **changes: Any) -> Tiny:
         return dataclasses.replace(self, **changes)

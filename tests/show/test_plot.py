@@ -8,7 +8,7 @@ import pytest
 
 from flaxen.core.errors import InputError
 from flaxen.show import loss_picture
-from flaxen.show.plot import _running_mean, read_log
+from flaxen.show.curves import read_log, smoothed
 
 
 def write(path, rows, end="\n"):
@@ -35,4 +35,4 @@ def test_a_log_without_a_loss_is_an_error(tmp_path):
 
 
 def test_the_running_mean_of_a_constant_is_that_constant():
-    assert _running_mean((2.0,) * 5) == pytest.approx([2.0] * 5)
+    assert smoothed((2.0,) * 5) == pytest.approx([2.0] * 5)

@@ -21,6 +21,7 @@ COMMANDS = {
     "transcribe": "Write down what is said in WAV files.",
     "embed": "One vector for each text, and how alike they are.",
     "train": "Fine-tune a model, in full or with low-rank adapters.",
+    "plot": "Draw the curves of runs, side by side.",
     "convert": "Write a checkpoint as a Hugging Face folder.",
     "quantize": "Round weights to 8 or 4 bits: what it costs and saves, and a folder of it.",
     "diff": "Tell whether two checkpoints are equal, and how far apart they are.",

@@ -174,8 +174,10 @@ def keep_programs() -> None:
         jax.config.update("jax_compilation_cache_dir", str(cache / "flaxen" / "programs"))
 
 
-def enough_cpu_devices(mesh: str | None) -> None:
-    """Where the CPU is all there is, split it into as many devices as the mesh asks for."""
+def enough_cpu_devices(mesh: str | None, processes: int = 1) -> None:
+    """Where the CPU is all there is, split it into as many devices as the mesh asks for, of several
+    processes each its part.
+    """
     if mesh is None or "host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
     import jax
@@ -183,4 +185,4 @@ def enough_cpu_devices(mesh: str | None) -> None:
     from flaxen.shard import parse_mesh
 
     wanted = math.prod(size for size in parse_mesh(mesh).values() if size > 0)
-    jax.config.update("jax_num_cpu_devices", wanted)
+    jax.config.update("jax_num_cpu_devices", max(wanted // processes, 1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -48,12 +48,13 @@ def train(
     if print_config:
         print(as_yaml(settings), end="")
         return 0
-    result = run(settings, progress=sys.stderr.isatty() and not json)
-    if json:
-        print_json(_told(result))
-    else:
-        _tell(result)
-    return 0
+    result = run(settings, progress=not json)
+    import jax
+
+    if jax.process_index() == 0:
+        print_json(_told(result)) if json else _tell(result)
+    # As after any Ctrl-C, what a shell would do next is not done; SIGTERM was obeyed.
+    return 130 if result.signal == signal.SIGINT else 0
 
 
 def run(settings: RunConfig, progress: bool = False) -> Result:
@@ -61,15 +62,22 @@ def run(settings: RunConfig, progress: bool = False) -> Result:
     import dataclasses
 
     import flaxen
+    from flaxen.shard.processes import join
     from flaxen.train import train
+    from flaxen.train.run.folder import check_output
+    from flaxen.train.run.sinks import check_sinks
 
+    check_sinks(settings)
     for path in (*_listed(settings.data), *_listed(settings.eval_data)):
         if not Path(path).is_file():
             raise InputError(f"There is no file {path!r} to learn from.")
     reward = None if settings.reward is None else function_of(settings.reward)
-    enough_cpu_devices(settings.mesh)
+    check_output(settings.output)
+    join(settings.coordinator, settings.num_processes, settings.process_id)
+    mesh = settings.mesh or ("fsdp=-1" if settings.coordinator else None)
+    enough_cpu_devices(mesh, settings.num_processes or 1)
     keep_programs()
-    where = {"mesh": settings.mesh, "plan": settings.plan, "attention": settings.attention}
+    where = {"mesh": mesh, "plan": settings.plan, "attention": settings.attention}
     load = lambda source, **more: flaxen.load(
         source, dtype=settings.load_dtype, revision=settings.revision, **where, **more
     )

@@ -24,6 +24,17 @@ def _whole(x: Any) -> np.ndarray:
     return np.asarray(multihost_utils.process_allgather(x, tiled=True))
 
 
+def from_first(number: float) -> float:
+    """The number that the first of all processes has; all must ask together."""
+    if jax.process_count() == 1:
+        return number
+    from jax.experimental import multihost_utils
+
+    # Its bits: with 32 bit floats alone, a float64 would come back rounded.
+    bits = multihost_utils.broadcast_one_to_all(np.array([number], np.float64).view(np.uint32))
+    return float(np.asarray(bits, np.uint32).view(np.float64)[0])
+
+
 def everywhere(tree: Any, placement: Placement | None) -> Any:
     """Host values and random keys, whole on every device of a placement, or on the default one."""
     if placement is None or jax.process_count() == 1:

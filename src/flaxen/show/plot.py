@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from flaxen.core.errors import InputError
+from flaxen.show.curves import Curve, Panel, read_log, smoothed
+
+COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#17becf")
+"""Of runs, in turn."""
 
 
 def loss_picture(log: str | os.PathLike[str], png: str | os.PathLike[str]) -> Path:
@@ -26,13 +30,6 @@ def loss_picture(log: str | os.PathLike[str], png: str | os.PathLike[str]) -> Pa
     return _draw(points, tests, Path(png))
 
 
-def read_log(log: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The whole lines of a JSONL log; a last line that is still being written is left out."""
-    text = Path(log).read_text(encoding="utf-8")
-    lines = text.splitlines()[: text.count("\n")]
-    return [json.loads(line) for line in lines if line.strip()]
-
-
 def _draw(points: list[tuple[int, float]], tests: list[tuple[int, float]], png: Path) -> Path:
     # A figure of its own, without pyplot: no window system, no global state.
     from matplotlib.figure import Figure
@@ -41,7 +38,7 @@ def _draw(points: list[tuple[int, float]], tests: list[tuple[int, float]], png: 
     axes = figure.add_subplot()
     steps, losses = zip(*points, strict=True)
     axes.plot(steps, losses, color="tab:blue", alpha=0.3, linewidth=1, label="loss")
-    axes.plot(steps, _running_mean(losses), color="tab:blue", linewidth=2, label="running mean")
+    axes.plot(steps, smoothed(losses), color="tab:blue", linewidth=2, label="running mean")
     if tests:
         axes.plot(*zip(*tests, strict=True), "o-", color="tab:orange", label="evaluation")
     axes.set_xlabel("step")
@@ -53,10 +50,37 @@ def _draw(points: list[tuple[int, float]], tests: list[tuple[int, float]], png: 
     return png
 
 
-def _running_mean(values: tuple[float, ...], decay: float = 0.9) -> list[float]:
-    """An exponential mean, corrected for its start."""
-    means, total, weight = [], 0.0, 0.0
-    for value in values:
-        total, weight = decay * total + (1 - decay) * value, decay * weight + 1 - decay
-        means.append(total / weight)
-    return means
+def curves_picture(
+    panels: Sequence[Panel], png: str | os.PathLike[str], x: str, *, log_y: bool = False
+) -> Path:
+    """Draw curves of several runs as a PNG, one field for each metric, two in a row."""
+    from matplotlib.figure import Figure
+
+    columns = min(2, len(panels))
+    lines = -(-len(panels) // columns)
+    figure = Figure(figsize=(7 * columns, 4 * lines), dpi=120, layout="constrained")
+    for i, panel in enumerate(panels):
+        axes = figure.add_subplot(lines, columns, i + 1)
+        for curve in panel.curves:
+            _add(axes, curve)
+        axes.set_title(panel.metric)
+        axes.set_xlabel(x)
+        axes.set_yscale("log" if log_y else "linear")
+        axes.grid(alpha=0.3)
+        axes.legend()
+    png = Path(png)
+    png.parent.mkdir(parents=True, exist_ok=True)
+    aside = png.with_name(f".{png.name}.partial")
+    figure.savefig(aside, format="png")
+    os.replace(aside, png)
+    return png
+
+
+def _add(axes: Any, curve: Curve) -> None:
+    colour = COLOURS[curve.run % len(COLOURS)]
+    if curve.tests:
+        axes.plot(curve.x, curve.y, "o--", color=colour, markersize=4, label=curve.label)
+        return
+    if curve.smooth is not curve.y:
+        axes.plot(curve.x, curve.y, color=colour, alpha=0.25, linewidth=1)
+    axes.plot(curve.x, curve.smooth, color=colour, linewidth=2, label=curve.label)

@@ -6,6 +6,7 @@ step, place in the data, seed and runtime. It is read back onto any mesh.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import zlib
@@ -39,9 +40,18 @@ class Checkpoints:
         self._opened: Any = None
 
     def steps(self) -> list[int]:
-        """Steps of all complete checkpoints, in order."""
+        """Steps of all complete checkpoints, in order.
+
+        Raises:
+            CheckpointError: they are of an older version, which wrote `step-00000010`.
+        """
         if self._opened is not None:
             return sorted(self._opened.all_steps())
+        if old := sorted(self.folder.glob("step-*")):
+            raise CheckpointError(
+                f"{old[-1]} was written by an older version, in a format that is not read any "
+                "more. Train into another folder; weights that were exported load as ever."
+            )
         if not any(self.folder.glob("step_*")):
             return []
         return sorted(found.step for found in _names().find_all(self.folder))
@@ -85,28 +95,57 @@ class Checkpoints:
 
     def close(self) -> None:
         """`wait`, and give up what writes in the background."""
+        opened, self._opened = self._opened, None
+        if opened is None:
+            return
+        try:
+            opened.wait_until_finished()
+        except (OSError, ValueError) as error:
+            raise _unwritten(self.folder, error) from error
+        finally:
+            opened.close()
+
+    def __enter__(self) -> Checkpoints:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if error is None:
+            self.close()
+        elif isinstance(error, Exception):
+            # What was begun is still finished; that it fails too is no news.
+            with contextlib.suppress(CheckpointError):
+                self.close()
+
+    def about(self, step: int | None = None) -> dict[str, Any]:
+        """What a checkpoint says of itself, by default the last one.
+
+        Raises:
+            CheckpointError: it is damaged, or was written with other settings; all differences are
+                listed.
+        """
+        import orbax.checkpoint as ocp
+        from etils import epath
+
         self.wait()
-        if self._opened is not None:
-            self._opened.close()
-            self._opened = None
+        target = self.path(self._last() if step is None else step)
+        with _damaged(target):
+            about = ocp.JsonCheckpointHandler().restore(epath.Path(target) / "about")
+        if not isinstance(about, dict) or about.get("format") != FORMAT:
+            raise CheckpointError(f"{target} is of another format; expected {FORMAT}.")
+        _compare(target, about["settings"], self.settings)
+        return about
 
     def restore(self, like: Any, step: int | None = None) -> tuple[int, Any]:
         """(step, state) of the last checkpoint or the given one, each array laid out as in `like`.
 
         Raises:
-            CheckpointError: the checkpoint is damaged, or was written with other settings; all
-                differences are listed.
+            CheckpointError: as `about` does, or it holds other arrays.
         """
         import orbax.checkpoint as ocp
 
-        self.wait()
-        step = self.steps()[-1] if step is None else step
+        step = self._last() if step is None else step
+        self.about(step)
         target, wanted = self.path(step), paths(like)
-        with _damaged(target), ocp.Checkpointer(ocp.JsonCheckpointHandler()) as reader:
-            about = reader.restore(target / "about")
-        if not isinstance(about, dict) or about.get("format") != FORMAT:
-            raise CheckpointError(f"{target} is of another format; expected {FORMAT}.")
-        _compare(target, about["settings"], self.settings)
         abstract = {
             path: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
             for path, x in wanted.items()
@@ -119,13 +158,18 @@ class Checkpoints:
 
     def dtypes(self, part: str) -> dict[str, Any]:
         """The dtype of each array of a part of the last checkpoint, by its path in there."""
-        target, start = self.path(self.steps()[-1]), f"{part}."
+        target, start = self.path(self._last()), f"{part}."
         stored = _stored(target)
         return {
             path.removeprefix(start): jnp.dtype(x.dtype)
             for path, x in stored.items()
             if path.startswith(start)
         }
+
+    def _last(self) -> int:
+        if not (steps := self.steps()):
+            raise CheckpointError(f"{self.folder} holds no checkpoint.")
+        return steps[-1]
 
     def _manager(self) -> Any:
         """What writes, and removes; made when it is first needed, as is the folder."""
@@ -137,6 +181,7 @@ class Checkpoints:
             stay = [policy.LatestN(self.keep), *([best] if self.keep_best else [])]
             options = ocp.CheckpointManagerOptions(
                 step_name_format=_names(),
+                cleanup_tmp_directories=True,
                 preservation_policy=(
                     policy.AnyPreservationPolicy(stay) if self.keep else policy.PreserveAll()
                 ),

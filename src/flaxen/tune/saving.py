@@ -20,6 +20,7 @@ from flaxen.core.errors import ConfigError
 from flaxen.core.tree import paths
 from flaxen.layers.linear import Linear
 from flaxen.models.fold import in_body, plain_paths
+from flaxen.shard.host import on_host
 from flaxen.tune.config import CONFIG, PREFIX, WEIGHTS
 from flaxen.tune.leaf import DoRA, LowRank, Replaced, links, root, row_norms
 from flaxen.tune.modules import Module, Names, check_apart, modules, whole_rows
@@ -137,7 +138,7 @@ def _pieces(tree: Any, name: str) -> tuple[dict[str, Piece], Any]:
 
 def _arrays(link: LowRank) -> dict[str, np.ndarray]:
     fields = ("a", "b", "magnitude") if isinstance(link, DoRA) else ("a", "b")
-    return {field: ArrayTensor(getattr(link, field)).read().astype(np.float32) for field in fields}
+    return {field: on_host(getattr(link, field)).astype(np.float32) for field in fields}
 
 
 def _piece(own: Sequence[LowRank], arrays: Sequence[dict[str, np.ndarray]]) -> Piece:
@@ -240,7 +241,7 @@ def _heads(tree: Any, names: Names) -> dict[str, np.ndarray]:
     starts = tuple(f"{head}." for head in tree.heads())
     mine = {path: x for path, x in paths(tree).items() if path.startswith(starts)}
     if not isinstance(names, Relation):
-        return {renamer(names)(path): np.asarray(x) for path, x in mine.items()}
+        return {renamer(names)(path): on_host(x) for path, x in mine.items()}
     out: dict[str, np.ndarray] = {}
     for row in names.rows:
         parts = {path: ArrayTensor(mine[path]) for path, _ in row.parts.values() if path in mine}
@@ -249,9 +250,13 @@ def _heads(tree: Any, names: Names) -> dict[str, np.ndarray]:
 
 
 def _written(folder: Path, tensors: Mapping[str, np.ndarray], config: dict[str, Any]) -> Path:
-    """Each file is the old one or the new one at every moment."""
+    """Each file is the old one or the new one at every moment. Of several processes the first
+    writes.
+    """
     from safetensors.numpy import save_file
 
+    if jax.process_index() > 0:
+        return folder
     folder.mkdir(parents=True, exist_ok=True)
     arrays = {f"{PREFIX}{key}": np.ascontiguousarray(x) for key, x in tensors.items()}
     aside = folder / f".{WEIGHTS}.{os.getpid()}"

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 from flaxen.families import find
 from flaxen.show import loss_picture
+from flaxen.train.run.card import write_card
 from flaxen.train.run.log import Log
 from flaxen.train.run.prepare import Run, relation_of
 from flaxen.train.run.result import Result
@@ -15,13 +17,13 @@ from flaxen.train.step import TrainState, trained_tree
 from flaxen.tune import adapters, merge, save_adapter
 
 
-def finish(run: Run, step: int, state: TrainState) -> Result:
-    """The trained model and, if the run is complete, its files."""
-    output = run.output
-    tree = trained_tree(state, run.tree)
+def finish(run: Run, log: Log, step: int, state: TrainState, signal: int, data: Any) -> Result:
+    """The trained model and, if no signal ended the run before, its files; data: what was learned
+    from.
+    """
+    output, tree = run.output, trained_tree(state, run.tree)
     model = run.model.replace(module=merge(tree) if adapters(tree) else tree)
-    log = Log(output / "log.jsonl", step)
-    result = Result(model, output, log.path, step, step == run.steps, log.rows())
+    result = Result(model, output, log.path, step, not signal, log.rows(), signal=signal or None)
     if not result.finished:
         return result
     files: dict[str, Path] = {"model_path": output / "model"}
@@ -36,6 +38,11 @@ def finish(run: Run, step: int, state: TrainState) -> Result:
             fan_in_fan_out=family.fan_in_fan_out,
             base=str(run.model.origin.folder) if run.model.origin.folder else None,
         )
-    if importlib.util.find_spec("matplotlib"):
+    if log.first and importlib.util.find_spec("matplotlib"):
         files["picture_path"] = loss_picture(log.path, output / "loss.png")
+    if log.first:
+        for kind in ("model", "adapter"):
+            if (folder := files.get(f"{kind}_path")) is not None:
+                picture = files.get("picture_path")
+                write_card(folder, run, data, result.rows, picture, adapter=kind == "adapter")
     return dataclasses.replace(result, **files)

@@ -13,11 +13,13 @@ import numpy as np
 
 from flaxen.train.run.evaluate import evaluate
 from flaxen.train.run.export import finish
-from flaxen.train.run.log import Log, Report, progress_bar
+from flaxen.train.run.log import Log, Report
 from flaxen.train.run.prepare import Run, prepare
 from flaxen.train.run.result import Result
 from flaxen.train.run.rows import Rows
-from flaxen.train.run.stop import stop_signals
+from flaxen.train.run.sinks import check_sinks
+from flaxen.train.run.stop import Stopped, stop_signals
+from flaxen.train.run.watch import costs_of, watched
 from flaxen.train.settings import Paths, TrainConfig
 from flaxen.train.step import TrainState, place_batch, trained_tree
 
@@ -49,21 +51,24 @@ def train(
             differs from this.
     """
     config = dataclasses.replace(config, **settings) if config else TrainConfig(**settings)
+    check_sinks(config)
     run = prepare(model, tok, data, eval_data, config, reference=reference, reward=reward)
-    with stop_signals() as stopped:
-        step, state = _steps(run, stopped, on_step)
-    return finish(run, step, state)
+    with run.checkpoints, stop_signals() as stopped:
+        log = Log(run.output / "log.jsonl", run.step)
+        step, state, signal = _steps(run, log, stopped, on_step)
+        return finish(run, log, step, state, signal, data)
 
 
-def _steps(run: Run, stopped: Callable[[], bool], on_step: Report | None) -> tuple[int, TrainState]:
-    """All steps that are left, with a checkpoint at the end."""
+def _steps(
+    run: Run, log: Log, stopped: Stopped, on_step: Report | None
+) -> tuple[int, TrainState, int]:
+    """All steps that are left, with a checkpoint at the end, and the signal that ended them."""
     config, trainer, state, step = run.config, run.trainer, run.state, run.step
-    run.output.mkdir(parents=True, exist_ok=True)
-    log = Log(run.output / "log.jsonl", step)
-    with progress_bar(run.steps, step, config.progress) as report:
-        reports = [report, *([on_step] if on_step else [])]
-        rows = Rows(log, step, run.source.per_epoch, reports, config.patience)
-        evaluate(run, log, state, step)
+    with watched(run, log):
+        reports = [on_step] if on_step else []
+        rows = Rows(log, run.source.per_epoch, reports, config.patience, costs_of(run))
+        if step or config.eval_at_start:
+            evaluate(run, log, state, step, stopped)
         rows.pause()
         ahead = None if run.objective.online else _batch(run, step)
         while step < run.steps and not stopped():
@@ -71,34 +76,36 @@ def _steps(run: Run, stopped: Callable[[], bool], on_step: Report | None) -> tup
             state, metrics = trainer.step(state, trainer.frozen, batch)
             step += 1
             ahead = None if run.objective.online else _batch(run, step)
-            rows.add(step, metrics | told)
+            rows.add(step, metrics | told, batch)
             due = lambda every, now=step: bool(every) and now % every == 0
             if step < run.steps and (due(config.eval_every) or due(config.save_every)):
                 rows.settle()
                 if due(config.eval_every):
-                    evaluate(run, log, state, step)
+                    evaluate(run, log, state, step, stopped)
                 if due(config.save_every):
                     _save(run, log, state, step)
                 rows.pause()
         rows.settle()
-    if step == run.steps:
-        evaluate(run, log, state, step)
+        signal = stopped()
+        if not signal:
+            evaluate(run, log, state, step, stopped)
+            signal = stopped()
     if step > run.step and step not in run.checkpoints.steps():
         _save(run, log, state, step)
     run.checkpoints.close()
-    return step, state
+    return step, state, signal
 
 
 def _save(run: Run, log: Log, state: TrainState, step: int) -> None:
     """Begin a checkpoint, with all that a run needs to go on elsewhere."""
-    losses = [row["eval_loss"] for row in log.rows() if "eval_loss" in row and row["step"] == step]
     about = {
+        "steps": run.steps,
         "data": {"step": step, "epoch": step / run.source.per_epoch},
         "seed": run.config.seed,
         "runtime": json.loads(run.runtime.to_json()),
         "processes": jax.process_count(),
     }
-    run.checkpoints.save(step, state, about, losses[-1] if losses else math.inf)
+    run.checkpoints.save(step, state, about, log.eval_losses.get(step, math.inf))
 
 
 def _batch(run: Run, step: int) -> tuple[Any, dict[str, Any]]:

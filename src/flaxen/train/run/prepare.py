@@ -14,6 +14,9 @@ from flaxen.layers.runtime import Runtime
 from flaxen.train.checkpoint import Checkpoints, checksum
 from flaxen.train.data.records import read_records
 from flaxen.train.objectives import OBJECTIVES, Objective, Source
+from flaxen.train.run.folder import check_output
+from flaxen.train.run.going_on import check_processes, check_steps
+from flaxen.train.run.samples import Prompt, sample_prompts
 from flaxen.train.settings import Paths, TrainConfig
 from flaxen.train.step import Trainer, TrainState, make_trainer
 from flaxen.tune import adapters, add_lora, without_adapters
@@ -37,6 +40,7 @@ class Run:
     checkpoints: Checkpoints
     step: int
     steps: int
+    prompts: list[Prompt] = dataclasses.field(default_factory=list)
 
     @property
     def output(self) -> Path:
@@ -58,6 +62,7 @@ def prepare(
         InputError: data that cannot be learned from, or a model that cannot learn so.
         CheckpointError: the folder holds another run.
     """
+    check_output(config.output)
     objective = OBJECTIVES[config.objective](config, tok, reward)
     objective.check(model.module)
     objective.begin(model, reference)
@@ -65,7 +70,7 @@ def prepare(
     source = objective.source(tok, read(data), config.accumulation)
     held_out = None if eval_data is None else objective.source(tok, read(eval_data), 1)
     steps = config.steps or math.ceil(config.epochs * source.per_epoch)
-    about = {"data": source.fingerprint(), "model": checksum(model.module), "steps": steps}
+    about = {"data": source.fingerprint(), "model": checksum(model.module)}
     if reference is not None:
         about["reference"] = checksum(reference.module)
     folder = Path(config.output) / "checkpoints"
@@ -75,6 +80,10 @@ def prepare(
             f"{config.output} holds a run that is at step {checkpoints.steps()[-1]}. "
             "Ask to resume it, or train into another folder."
         )
+    check_processes(checkpoints, model.runtime, steps)
+    if checkpoints.steps():
+        check_steps(checkpoints, config, steps)
+    prompts = sample_prompts(config, model, tok)
     tree, runtime = _adapted(model, config), model.runtime
     if (how := config.checkpointing()) is not None:
         runtime = dataclasses.replace(runtime, checkpointing=how)
@@ -98,6 +107,7 @@ def prepare(
         checkpoints=checkpoints,
         step=step,
         steps=steps,
+        prompts=prompts,
     )
 
 

@@ -13,9 +13,9 @@ from typing import Any
 class Result:
     """What came of a run.
 
-    model: with the trained weights, adapters merged; rows: the log; finished: False if a signal
-    stopped the run before its last step (then only a checkpoint was written); model_path,
-    adapter_path, picture_path: None if not written.
+    model: with the trained weights, adapters merged; rows: the log, empty in all processes but the
+    first; finished: False if a signal stopped the run (then only a checkpoint was written), and
+    `signal` is its number; model_path, adapter_path, picture_path: None if not written.
     """
 
     model: Any
@@ -27,6 +27,7 @@ class Result:
     model_path: Path | None = None
     adapter_path: Path | None = None
     picture_path: Path | None = None
+    signal: int | None = None
 
     @property
     def losses(self) -> list[float]:

@@ -8,20 +8,24 @@ from typing import Any
 import jax
 
 from flaxen.core.errors import FlaxenError
+from flaxen.train.run.costs import Costs
 from flaxen.train.run.log import Log, Report
 
 
 class Rows:
     """A step's numbers are read when the next step is already under way."""
 
-    def __init__(self, log: Log, step: int, per_epoch: int, reports: list[Report], patience: int):
+    def __init__(
+        self, log: Log, per_epoch: int, reports: list[Report], patience: int, costs: Costs
+    ):
         self.log, self.per_epoch, self.reports, self.patience = log, per_epoch, reports, patience
-        self.waiting: tuple[int, Any] | None = None
+        self.costs = costs
+        self.waiting: tuple[int, Any, float | None] | None = None
         self.before = time.perf_counter()
 
-    def add(self, step: int, metrics: Any) -> None:
+    def add(self, step: int, metrics: Any, batch: Any) -> None:
         self.settle()
-        self.waiting = step, metrics
+        self.waiting = step, metrics, self.costs.flops(batch)
 
     def settle(self) -> None:
         """Write the row of the step that is still out.
@@ -31,7 +35,7 @@ class Rows:
         """
         if self.waiting is None:
             return
-        (step, metrics), self.waiting = self.waiting, None
+        (step, metrics, flops), self.waiting = self.waiting, None
         numbers = {key: float(value) for key, value in jax.device_get(metrics).items()}
         now = time.perf_counter()
         seconds, self.before = now - self.before, now
@@ -39,6 +43,7 @@ class Rows:
         row = {"step": step, "epoch": step / self.per_epoch, **numbers, "tokens": tokens}
         row |= {"skipped": skipped} if skipped else {}
         row |= {"seconds": seconds, "tokens_per_second": tokens / seconds}
+        row |= self.costs.told(flops, seconds)
         self.log.write(row)
         for report in self.reports:
             report(row)

@@ -14,8 +14,8 @@ class LearningSettings:
     NEFTune: https://arxiv.org/abs/2310.05914; z-loss: https://arxiv.org/abs/2204.02311.
     """
 
-    steps: int | None = setting(None, "Optimiser steps; wins over epochs.", least=1)
-    epochs: float = setting(1.0, "Passes over the data.", above=0)
+    steps: int | None = setting(None, "Optimiser steps; wins over epochs.", least=1, free=True)
+    epochs: float = setting(1.0, "Passes over the data.", above=0, free=True)
     optimizer: str = setting("adamw", "How a gradient becomes a direction.")
     learning_rate: float = setting(1e-4, "The greatest.", least=0)
     schedule: str = setting("cosine", "How the learning rate falls.")

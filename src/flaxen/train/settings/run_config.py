@@ -44,6 +44,11 @@ class RunConfig(TrainConfig):
     )
     bits: str | None = setting(None, "Round frozen weights, under adapters: int8, int4, ...")
     revision: str | None = setting(None, "Branch, tag or commit of a hub id.")
+    coordinator: str | None = setting(
+        None, "Of several processes: HOST:PORT of the first, or auto.", free=True
+    )
+    num_processes: int | None = setting(None, "How many there are.", least=1, free=True)
+    process_id: int | None = setting(None, "Which one this is, from 0.", least=0, free=True)
 
     def training(self) -> TrainConfig:
         """The settings of training alone."""

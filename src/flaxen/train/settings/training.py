@@ -53,6 +53,7 @@ class TrainConfig(
     def __post_init__(self) -> None:
         checked(self)
         self.checkpointing()
+        self.peak()
 
     def must_match(self) -> dict[str, Any]:
         """What a run that goes on must have in common with the run it goes on from."""
