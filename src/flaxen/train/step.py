@@ -94,6 +94,7 @@ def make_trainer(
             "(lora_rank), or load the model with quantized='dequantize'."
         )
     objective = objective or OBJECTIVES[config.objective](config)
+    tree = jax.tree.map(lambda x: _computing(x, config.dtype), tree, is_leaf=_is_packed)
     trained, weights = partition(tree, trainable(tree))
     optimizer, masters = (
         OPTIMIZERS[config.optimizer](config, trained),
@@ -109,6 +110,7 @@ def make_trainer(
             tree,
             is_leaf=_is_packed,
         )
+        reference = jax.tree.map(lambda x: _computing(x, kind), reference, is_leaf=_is_packed)
         weights, reference = narrow(weights), narrow(reference)
         if not adapters(tree):
             kinds = jax.tree.map(lambda x: jnp.dtype(config.dtype), trained)
@@ -156,8 +158,10 @@ def trained_tree(state: TrainState, tree: Any) -> Any:
     very same arrays.
     """
     before, frozen = partition(tree, trainable(tree))
-    now = jax.tree.map(lambda x, old: x.astype(old.dtype), state.trained, before)
-    return combine(now, frozen)
+    # By order: packed weights, which are not trained, may have computed in another dtype.
+    leaves = zip(jax.tree.leaves(state.trained), jax.tree.leaves(before), strict=True)
+    now = [x.astype(old.dtype) for x, old in leaves]
+    return combine(jax.tree.unflatten(jax.tree.structure(before), now), frozen)
 
 
 def place_batch(batch: dict[str, np.ndarray], runtime: Runtime) -> Batch:
@@ -253,10 +257,15 @@ def _is_packed(x: Any) -> bool:
     return isinstance(x, QuantizedWeight)
 
 
+def _computing(x: Any, dtype: Any) -> Any:
+    """A packed weight whose values are of a dtype; its codes and scales stay."""
+    return dataclasses.replace(x, dtype=jnp.dtype(dtype)) if dtype and _is_packed(x) else x
+
+
 def _in_dtype(x: Any, dtype: Any) -> Any:
-    """Floats in a dtype; of a packed weight the values, its codes and scales stay."""
+    """Floats in a dtype; packed weights stay as they are."""
     if _is_packed(x):
-        return dataclasses.replace(x, dtype=jnp.dtype(dtype))
+        return x
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return x
     return x.update(dtype=jnp.dtype(dtype)) if is_shape(x) else x.astype(dtype)
