@@ -41,6 +41,15 @@ class Run:
     def output(self) -> Path:
         return Path(self.config.output)
 
+    @property
+    def per_epoch(self) -> int:
+        """Steps of one pass over the data."""
+        return self.source.per_epoch * self.objective.steps_per_batch
+
+    def between(self, step: int) -> bool:
+        """Whether the next step begins with a batch of its own, so that a run may stop there."""
+        return step % self.objective.steps_per_batch == 0
+
 
 def prepare(
     model: Any,
@@ -62,8 +71,8 @@ def prepare(
     objective.begin(model, reference)
     read = lambda paths: read_records(paths, objective.kinds)
     source = objective.source(tok, read(data), config.accumulation)
-    held_out = None if eval_data is None else objective.source(tok, read(eval_data), 1)
-    steps = config.steps or math.ceil(config.epochs * source.per_epoch)
+    held_out = None if eval_data is None else objective.held_out(tok, read(eval_data))
+    steps = config.steps or math.ceil(config.epochs * source.per_epoch * objective.steps_per_batch)
     about = {"data": source.fingerprint(), "model": checksum(model.module), "steps": steps}
     if reference is not None:
         about["reference"] = checksum(reference.module)
