@@ -1,0 +1,322 @@
+"""Runs that learn from rewards: known optima, exact resumption, adapters, meshes, what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from objective_runs import model, tok
+from words import TEMPLATE, word_tokenizer
+
+from flaxen.core.errors import CheckpointError, InputError, RewardError
+from flaxen.core.tree import paths
+from flaxen.generate.loop import programs
+from flaxen.train import OBJECTIVES, Result, TrainConfig, train
+from flaxen.train.data.records import Record
+
+EOS, D = 2, 7
+SETTINGS: dict[str, Any] = {
+    "objective": "grpo",
+    "seq_len": 16,
+    "batch_size": 8,
+    "accumulation": 2,
+    "num_generations": 8,
+    "max_completion_length": 3,
+    "learning_rate": 0.02,
+    "schedule": "constant",
+    "progress": False,
+}
+REUSED = {"num_iterations": 2, "beta": 0.1, "save_every": 2, "steps": 8, "epsilon": 0.05}
+
+
+def first_is_d(completion_ids, **_):
+    return [float(ids[0] == D) for ids in completion_ids]
+
+
+def short(completions):
+    return [-len(text.split()) for text in completions]
+
+
+def write(path: Path, *records: dict[str, Any]) -> Path:
+    path.write_text("".join(json.dumps(one) + "\n" for one in records))
+    return path
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Of three prompts, the last of an epoch is alone in its step."""
+    path = tmp_path_factory.mktemp("data") / "a.jsonl"
+    return write(path, {"prompt": "a b"}, {"prompt": "c"}, {"prompt": "b b a"})
+
+
+def run(data: Path, output: Path, reward: Any = first_is_d, base: Any = None, **more: Any):
+    return train(base or model(), tok(), data, output=output, reward=reward, **SETTINGS | more)
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def steps(result: Result) -> list[dict[str, float]]:
+    """Rows of the log without the times."""
+    rows = [row for row in result.rows if "loss" in row]
+    return [{k: x for k, x in row.items() if "second" not in k} for row in rows]
+
+
+def weights(result: Result) -> dict[str, np.ndarray]:
+    return {path: np.asarray(x) for path, x in paths(result.model.module).items()}
+
+
+def probability(result: Any, prompt: list[int], token: int) -> float:
+    logits = np.asarray(result.model(np.array([prompt])).logits[0, -1], np.float64)
+    odds = np.exp(logits - logits.max())
+    return odds[token] / odds.sum()
+
+
+@pytest.fixture(scope="module")
+def learned(data, tmp_path_factory):
+    output = tmp_path_factory.mktemp("learned")
+    more = {"steps": 50, "eval_data": data, "completions_every": 10}
+    return run(data, output, [first_is_d, short], reward_weights=[1.0, 0.0], **more)
+
+
+def test_a_policy_ends_at_what_is_rewarded(learned):
+    """Only a first token is worth anything, so that at the optimum it is all there is."""
+    rows = steps(learned)
+    assert rows[0]["reward"] < 0.3
+    assert all(row["reward"] == 1 and row["frac_reward_zero_std"] == 1 for row in rows[-3:])
+    assert all(probability(learned, prompt, D) > 0.97 for prompt in ([4, 5], [6], [5, 5, 4]))
+    before, after = (row["eval_reward"] for row in learned.rows if "eval_reward" in row)
+    assert before < after == 1
+
+
+def test_what_a_step_tells(learned):
+    """The mean length is also told by the function that rewards short ones."""
+    row = steps(learned)[0]
+    assert row["rewards/first_is_d/mean"] == row["reward"]
+    assert row["completions/min_length"] >= 1
+    assert row["completions/max_length"] <= 3
+    assert row["tokens"] == 16 * row["completions/mean_length"]
+    assert row["clip_ratio/region_mean"] == 0
+    assert 0 < row["entropy"] < np.log(24)
+    assert "kl" not in row
+
+
+def test_samples_are_written_as_often_as_asked(learned):
+    found = lines(learned.output / "completions.jsonl")
+    assert sorted({row["step"] for row in found}) == [1, 11, 21, 31, 41]
+    first = [row for row in found if row["step"] == 1]
+    assert len(first) == 16
+    for row in first:
+        d = row["completion"].split()[:1] == ["d"]
+        assert row["reward"] == row["rewards"]["first_is_d"] == d
+        assert row["rewards"]["short"] == -len(row["completion"].split())
+        assert row["prompt"] in ("a b", "c", "b b a")
+    np.testing.assert_allclose(sum(row["advantage"] for row in first), 0, atol=1e-9)
+
+
+def test_a_penalty_stops_where_the_reward_is_outweighed(tmp_path):
+    """k3 of the policy's own samples pulls along the gradient of KL(reference || policy), so that
+    without scaling p (b - c (r - mean r)) = b ref at the optimum, c = 1 - 1 / G as a completion is
+    in its own baseline. Of one token that is worth 1, c p^2 + (b - c) p = b ref.
+    """
+    before, beta, size = model(), 0.4, 64
+    path = write(tmp_path / "a.jsonl", {"prompt": "a b"})
+    more = {"max_completion_length": 1, "batch_size": size, "num_generations": size}
+    more |= {"accumulation": 1, "scale_rewards": "none", "beta": beta, "completions_every": 0}
+    more |= {"schedule": "linear", "steps": 150, "loss_type": "grpo"}
+    result = run(path, tmp_path / "out", base=before, **more)
+    start = type("Start", (), {"model": before})
+    c, ref = 1 - 1 / size, probability(start, [4, 5], D)
+    want = (c - beta + np.sqrt((c - beta) ** 2 + 4 * c * beta * ref)) / (2 * c)
+    assert abs(probability(result, [4, 5], D) - want) < 0.03
+    assert 0.5 < want < 0.8
+    assert not (result.output / "completions.jsonl").read_text()
+
+
+@pytest.fixture(scope="module")
+def reused(data, tmp_path_factory):
+    return run(data, tmp_path_factory.mktemp("reused"), **REUSED)
+
+
+def test_a_rollout_is_learned_from_several_times(reused):
+    """First the ratios are 1 and the policy is its reference; then neither is."""
+    rows = steps(reused)
+    assert [row["reward"] for row in rows[::2]] == [row["reward"] for row in rows[1::2]]
+    assert rows[0]["kl"] == 0
+    assert [row["clip_ratio/region_mean"] for row in rows[::2]] == [0] * 4
+    assert sum(row["clip_ratio/region_mean"] for row in rows[1::2]) > 0
+    assert rows[1]["kl"] > 0
+    assert rows[-1]["epoch"] == 2
+
+
+def test_a_run_whose_reward_failed_goes_on_bit_by_bit(reused, data, tmp_path):
+    """The function fails at the third rollout, before step 5."""
+    calls = []
+
+    def first_is_d(completion_ids):
+        calls.append(len(completion_ids))
+        return [float(ids[0] == D) if len(calls) < 3 else np.nan for ids in completion_ids]
+
+    more = REUSED | {"save_every": 0}
+    said = "reward function 'first_is_d', asked for step 5, gave nan for completion 0"
+    with pytest.raises(RewardError, match=said):
+        run(data, tmp_path, first_is_d, **more)
+    assert calls == [16, 8, 16]
+    result = run(data, tmp_path, **REUSED, resume=True)
+    assert steps(result) == steps(reused)
+    want = lines(reused.output / "completions.jsonl")
+    assert lines(tmp_path / "completions.jsonl") == want
+    for path, array in weights(reused).items():
+        np.testing.assert_array_equal(weights(result)[path], array, err_msg=path)
+
+
+def test_a_stop_waits_for_the_end_of_a_rollout(data, tmp_path):
+    stop = lambda row: os.kill(os.getpid(), signal.SIGTERM) if row["step"] == 1 else None
+    result = run(data, tmp_path, on_step=stop, **REUSED | {"num_iterations": 3, "save_every": 0})
+    assert (result.finished, result.step) == (False, 3)
+    with pytest.raises(CheckpointError, match="num_iterations: found 3, expected 2"):
+        run(data, tmp_path, **REUSED, resume=True)
+
+
+def test_adapters_learn_and_their_absence_is_the_reference(data, tmp_path):
+    result = run(data, tmp_path, lora_rank=2, steps=30, beta=1e-3, learning_rate=0.05)
+    rows = steps(result)
+    assert rows[0]["kl"] == 0 < rows[-1]["kl"]
+    assert np.mean([row["reward"] for row in rows[-5:]]) > 0.8
+    assert probability(result, [4, 5], D) > 0.8  # merged
+
+
+def test_a_mesh_samples_and_learns_the_same(reused, data, tmp_path):
+    result = run(data, tmp_path, base=model(mesh="fsdp=2"), **REUSED)
+    assert lines(tmp_path / "completions.jsonl") == lines(reused.output / "completions.jsonl")
+    for path, array in weights(reused).items():
+        np.testing.assert_allclose(weights(result)[path], array, atol=1e-4, err_msg=path)
+
+
+def test_steps_share_their_programs(data, tmp_path):
+    run(data, tmp_path / "once", steps=1)
+    before = programs()
+    run(data, tmp_path / "again", steps=6, learning_rate=1.0)
+    assert programs() == before
+
+
+class Once:
+    """An objective between its model and its batches, without a run."""
+
+    def __init__(self, reward: Any, *fields: dict[str, Any], tok: Any = None, **more: Any):
+        tok = tok or globals()["tok"]()
+        config = TrainConfig(output="unused", **SETTINGS | more)
+        self.objective = OBJECTIVES["grpo"](config, tok, reward)
+        self.objective.begin(model(), None)
+        self.source = self.objective.source(
+            tok, [Record(f"a.jsonl:{i}", one) for i, one in enumerate(fields, 1)], 2
+        )
+
+    def prepared(self, step: int = 0) -> Any:
+        return self.objective.prepared(self.source.batch_at(step), model(), step)
+
+
+def test_log_probabilities_are_those_of_the_tempered_policy():
+    """Of each token after its prompt, the end of a row too, from the scores of a plain call."""
+    once = Once(first_is_d, {"prompt": "a b"}, {"prompt": "c"}, temperature=0.7, num_iterations=2)
+    batch = once.prepared().batch
+    micro = {key: x[0] for key, x in batch.items()}
+    got = once.objective.observed(model().module, None, micro, model().runtime)
+    logits = np.asarray(model()(micro["ids"]).logits, np.float64) / 0.7
+    logps = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    asked = {tuple(one.ids) for one in once.objective.asked}
+    for row in range(8):
+        (slots,) = np.nonzero(micro["targets"][row] != -100)
+        start, stop = slots[0] + 1, slots[-1] + 2
+        assert tuple(micro["ids"][row, :start].tolist()) in asked
+        answer = micro["ids"][row, start:stop]
+        np.testing.assert_array_equal(micro["targets"][row, slots], answer)
+        assert len(answer) == 3 or answer[-1] == EOS
+        want = logps[row, slots, answer]
+        np.testing.assert_allclose(got["old_logps"][row, slots], want, atol=1e-5)
+
+
+def test_nothing_is_learned_from_completions_without_an_end_if_so_asked():
+    for masked in (False, True):
+        once = Once(first_is_d, {"prompt": "a b"}, mask_truncated_completions=masked)
+        batch = once.prepared().batch
+        learned = (batch["targets"] != -100).sum(-1)
+        ended = (batch["targets"] == EOS).any(-1)
+        real = np.arange(16).reshape(2, 8) < 8  # one prompt alone
+        assert (~ended & real).any()
+        np.testing.assert_array_equal(learned > 0, real & (ended | (not masked)))
+
+
+def test_a_function_is_told_prompts_completions_and_columns():
+    seen: dict[str, Any] = {}
+
+    def reward(prompts, completions, answer, **columns):
+        seen.update(prompts=prompts, completions=completions, answer=answer, **columns)
+        return [None if a is None else 1 for a in answer]
+
+    asked = {"prompt": "a", "completion": "x", "answer": 5, "level": "hard"}
+    told = Once(reward, asked, {"prompt": "b"}).prepared().told
+    assert sorted(zip(seen["prompts"], seen["answer"], seen["level"], strict=True), key=str) == (
+        [("a", 5, "hard")] * 8 + [("b", None, None)] * 8
+    )
+    assert seen.keys() == {"prompts", "completions", "answer", "level", "completion_ids"}
+    decoded = [tok().decode(ids, skip_special_tokens=True) for ids in seen["completion_ids"]]
+    assert decoded == seen["completions"]
+    assert told["reward"] == 1
+    assert told["frac_reward_zero_std"] == 1
+
+
+def test_conversations_are_asked_and_answered_in_messages():
+    chat = word_tokenizer(24)
+    chat.chat_template = TEMPLATE
+    seen: dict[str, Any] = {}
+
+    def reward(prompts, completions):
+        seen.update(prompts=prompts, completions=completions)
+        return [0] * len(prompts)
+
+    says = [{"role": "user", "content": "a b"}]
+    once = Once(reward, {"messages": says}, {"prompt": says}, tok=chat)
+    batch = once.prepared().batch
+    want = chat("user a b </s> assistant")["input_ids"]
+    assert (batch["ids"][..., : len(want)] == want).all()
+    assert seen["prompts"] == [says] * 16
+    for (message,) in seen["completions"]:
+        assert message["role"] == "assistant"
+        assert isinstance(message["content"], str)
+
+
+@pytest.mark.parametrize(
+    ("reward", "said"),
+    [
+        (lambda prompts: [1.0] * 3, "gave 3 rewards for 16 completions"),
+        (lambda prompts: ["1"] * 16, "gave '1' for completion 0; expected a finite number"),
+        (lambda prompts: [0.0] * 15 + [np.inf], "gave inf for completion 15"),
+        (lambda prompts: 1 / 0, "failed: ZeroDivisionError: division by zero"),
+        (lambda prompts: None, "failed: TypeError"),
+    ],
+)
+def test_a_reward_that_is_none_names_its_function_and_step(reward, said: str):
+    once = Once(reward, {"prompt": "a"}, {"prompt": "b"})
+    with pytest.raises(RewardError, match=f"'<lambda>', asked for step 2, {said}"):
+        once.prepared(step=1)
+
+
+def test_prompts_that_cannot_be_asked_are_told_by_their_lines():
+    with pytest.raises(InputError, match=r"a.jsonl:2: the prompt has 14 tokens; expected 1 to 13"):
+        Once(first_is_d, {"prompt": "a"}, {"prompt": "a " * 14})
+    with pytest.raises(InputError, match=r"The reward is None; expected a function"):
+        Once(None, {"prompt": "a"})
+
+
+def test_other_columns_are_another_run():
+    one, two, three = (
+        Once(first_is_d, {"prompt": "a", "answer": n}).source.fingerprint() for n in (1, 1, 2)
+    )
+    assert one == two != three
