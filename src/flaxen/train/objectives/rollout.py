@@ -70,7 +70,8 @@ def sampled(model: Any, tok: Any, asked: list[Asked], config: Any, seed: int) ->
     ended = np.isin(new, list(ends))
     lengths = np.where(ended.any(1), ended.argmax(1) + 1, new.shape[1])
     tokens = [row[:n].tolist() for row, n in zip(new, lengths, strict=True)]
-    return Rollout(asked, tokens, [decode(tok, row) for row in tokens], ~ended.any(1))
+    truncated = np.logical_not(ended.any(1))
+    return Rollout(asked, tokens, [decode(tok, row) for row in tokens], truncated)
 
 
 def rows(rollout: Rollout, learned: np.ndarray, longest: int) -> dict[str, np.ndarray]:

@@ -42,7 +42,9 @@ class Rollouts(Ahead):
 
     def __init__(self, run: Run):
         super().__init__(run)
-        self.log = Log(run.output / "completions.jsonl", run.step) if _first() else None
+        self.log = (
+            Log(run.output / "completions.jsonl", run.step) if jax.process_index() == 0 else None
+        )
         self.kept: Any = None
 
     def at(self, step: int, state: TrainState) -> tuple[Any, Told]:
@@ -63,8 +65,9 @@ class Rollouts(Ahead):
         model = run.model.replace(module=trained_tree(state, run.tree))
         planned = run.source.batch_at(step // objective.steps_per_batch)
         made = objective.prepared(planned, model, step)
-        for sample in made.samples if self.log else ():
-            self.log.write({"step": step + 1} | sample)
+        if self.log is not None:
+            for sample in made.samples:
+                self.log.write({"step": step + 1} | sample)
         batch = place_batch(made.batch, run.runtime)
         batch |= run.trainer.observe(state, run.trainer.frozen, batch)
         return batch, {key: np.float32(x) for key, x in made.told.items()}
@@ -73,7 +76,3 @@ class Rollouts(Ahead):
 def batches_of(run: Run) -> Ahead:
     """The batches of a run, in the order of its steps."""
     return Rollouts(run) if run.objective.online else Ahead(run)
-
-
-def _first() -> bool:
-    return jax.process_index() == 0
