@@ -71,7 +71,12 @@ def records(*fields: dict[str, Any]) -> list[Record]:
 
 
 def settings(name: str, **more: Any) -> TrainConfig:
-    plain = {"seq_len": T, "batch_size": 2, "schedule": "constant", "learning_rate": 0.02}
+    plain: dict[str, Any] = {
+        "seq_len": T,
+        "batch_size": 2,
+        "schedule": "constant",
+        "learning_rate": 0.02,
+    }
     return TrainConfig(output="unused", objective=name, **plain | {"clip": None} | more)
 
 
@@ -104,7 +109,7 @@ class Run:
             objective=self.objective,
             reference=None if reference is None else reference.module,
         )
-        self.rows: list[dict[str, float]] = []
+        self.rows: list[dict[str, Any]] = []
         self.step(steps)
 
     def step(self, steps: int) -> None:
