@@ -72,15 +72,15 @@ def test_losses_and_gradients_over_micro_batches_are_those_of_trl(case: str):
 
 
 def test_an_epoch_that_ends_early_divides_by_what_is_there():
-    """Of three micro-batches of two rows, the last row but one is the last that is real."""
-    lengths = np.array([[4, 2], [1, 3], [5, 0]])
-    real = np.array([[True, True], [True, True], [True, False]])
-    losses = np.random.default_rng(0).normal(size=(3, 2))  # of every token in a row
+    """Of four micro-batches of two rows, the first of the third is the last that is real."""
+    lengths = np.array([[4, 2], [1, 3], [5, 0], [0, 0]])
+    real = lengths > 0
+    losses = np.random.default_rng(0).normal(size=(4, 2))  # of every token in a row
     mean = lambda kind: (SCALES[kind](lengths, real, 10) * lengths * losses).sum() / lengths.sum()
     np.testing.assert_allclose(mean("grpo"), losses[real].mean())
     np.testing.assert_allclose(mean("dapo"), (losses * lengths).sum() / 15)
     np.testing.assert_allclose(mean("dr_grpo"), (losses * lengths).sum() / (5 * 10))
-    each = (losses * lengths).sum(1) / lengths.sum(1)
+    each = (losses * lengths)[:3].sum(1) / lengths[:3].sum(1)
     np.testing.assert_allclose(mean("bnpo"), each.mean())
 
 
