@@ -23,6 +23,7 @@ from flaxen.train.data.records import Record
 
 EOS, D = 2, 7
 PROMPTS = [4, 5], [6], [5, 5, 4]
+PROGRAMS: list[int] = []
 SETTINGS: dict[str, Any] = {
     "objective": "grpo",
     "seq_len": 16,
@@ -85,6 +86,7 @@ def probability(model: Any, prompt: list[int], token: int) -> float:
 def learned(data, tmp_path_factory):
     output = tmp_path_factory.mktemp("learned")
     more = {"steps": 50, "eval_data": data, "completions_every": 10}
+    more |= {"on_step": lambda _: PROGRAMS.append(programs())}
     return run(data, output, [first_is_d, short], reward_weights=[1.0, 0.0], **more)
 
 
@@ -131,7 +133,7 @@ def test_a_penalty_stops_where_the_reward_is_outweighed(tmp_path):
     before, beta, size = model(), 0.4, 16
     path = write(tmp_path / "a.jsonl", {"prompt": "a b"})
     more = {"max_completion_length": 1, "num_generations": size, "scale_rewards": "none"}
-    more |= {"beta": beta, "schedule": "linear", "steps": 200, "completions_every": 0}
+    more |= {"beta": beta, "schedule": "linear", "steps": 150, "completions_every": 0}
     result = run(path, tmp_path / "out", base=before, **more)
     c, ref = 1 - 1 / size, probability(before, [4, 5], D)
     want = (c - beta + np.sqrt((c - beta) ** 2 + 4 * c * beta * ref)) / (2 * c)
@@ -210,11 +212,10 @@ def test_a_mesh_samples_and_learns_the_same(reused, data, tmp_path):
         np.testing.assert_allclose(weights(result)[path], array, atol=1e-4, err_msg=path)
 
 
-def test_steps_share_their_programs(data, tmp_path):
-    run(data, tmp_path / "once", steps=1)
-    before = programs()
-    run(data, tmp_path / "again", steps=6, learning_rate=1.0)
-    assert programs() == before
+def test_steps_share_their_programs(learned):
+    """Of sampling, held-out prompts too; rows of the log come one step late."""
+    assert len(PROGRAMS) == 50
+    assert len({*PROGRAMS}) == 1
 
 
 class Once:
