@@ -67,6 +67,10 @@ def prepare(
         CheckpointError: the folder holds another run.
     """
     objective = OBJECTIVES[config.objective](config, tok, reward)
+    if reward is not None and not objective.online:
+        raise InputError(
+            f"The objective {config.objective!r} asks no reward function; leave reward out."
+        )
     objective.check(model.module)
     objective.begin(model, reference)
     read = lambda paths: read_records(paths, objective.kinds)
