@@ -10,7 +10,7 @@ from flaxen.train.settings.field import setting
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PolicySettings:
-    """For objectives with rewards, as docs/grpo.md says; names and defaults are TRL's."""
+    """For objectives with rewards, as docs/grpo.md says; names are TRL's."""
 
     num_generations: int = setting(8, "Completions of each prompt.", least=2)
     max_completion_length: int = setting(256, "Tokens of a completion at most.", least=1)
