@@ -2,7 +2,7 @@
 
 They load it, save it to TARGET, generate, take a training step and save the result beside TARGET.
 Writes to REPORT the bytes of weights that it read, those of its devices' boxes, how a save ends
-that fails on the second process only, new tokens, and the loss.
+that fails on the second process only, new tokens, the loss, and what is told of rewards.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ import jax
 import numpy as np
 
 import flaxen
-from flaxen.core.errors import FlaxenError
+from flaxen.core.errors import FlaxenError, RewardError
 from flaxen.layers.cross_entropy import IGNORED
+from flaxen.train.data.prompts import Asked
+from flaxen.train.objectives.rewards import Rewards
+from flaxen.train.objectives.rollout import Rollout
 from flaxen.train.settings import TrainConfig
 from flaxen.train.step import make_trainer, place_batch, trained_tree
 
@@ -52,7 +55,28 @@ def main(port: str, index: str, source: str, target: str, report: str) -> None:
         said["tokens"] = model.generate(PROMPTS, max_new_tokens=4).tolist()
         trained, said["loss"] = one_step(model)
         trained.save(Path(target).with_name("trained"))
+        said["rewards"] = judged(float(index))
         Path(report).write_text(json.dumps(said))
+
+
+def judged(mine: float) -> dict[str, Any]:
+    """Rewards of a function that gives each process others, and how it ends when it fails."""
+    calls = []
+
+    def reward(completion_ids: list[list[int]]) -> list[float | None]:
+        calls.append(completion_ids)
+        if len(calls) > 1:
+            raise OSError("no judge")
+        return [0.25, None, mine]
+
+    rewards = Rewards(reward, None)
+    rollout = Rollout([Asked("a", [1], {})] * 3, [[2]] * 3, ["b"] * 3, np.zeros(3, bool))
+    table = rewards(rollout, "step 1")
+    try:
+        rewards(rollout, "step 2")
+    except RewardError as error:
+        return {"table": str(table.ravel().tolist()), "calls": len(calls), "error": str(error)}
+    raise AssertionError("a function failed and nobody said so")
 
 
 def one_step(model: Any) -> tuple[Any, float]:

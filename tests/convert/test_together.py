@@ -73,3 +73,11 @@ def test_when_one_fails_both_say_so_and_the_old_folder_stays(saved):
     first, second = (report["error"] for report in saved[2])
     assert re.search("Process 1 could not save.*No space left", first)
     assert re.search("out cannot be written .*No space left", second)
+
+
+def test_the_first_asks_for_rewards_and_both_know_them(saved):
+    first, second = (report["rewards"] for report in saved[2])
+    assert first["table"] == second["table"] == "[0.25, nan, 0.0]"
+    assert (first["calls"], second["calls"]) == (2, 0)
+    assert "'reward', asked for step 2, failed: OSError: no judge" in first["error"]
+    assert "The reward of step 2 failed on the first process" in second["error"]

@@ -71,7 +71,7 @@ def run(settings: RunConfig, progress: bool = False) -> Result:
     for path in (*_listed(settings.data), *_listed(settings.eval_data)):
         if not Path(path).is_file():
             raise InputError(f"There is no file {path!r} to learn from.")
-    reward = None if settings.reward is None else function_of(settings.reward)
+    rewards = [function_of(name) for name in _listed(settings.reward)]
     check_output(settings.output)
     join(settings.coordinator, settings.num_processes, settings.process_id)
     mesh = settings.mesh or ("fsdp=-1" if settings.coordinator else None)
@@ -93,7 +93,7 @@ def run(settings: RunConfig, progress: bool = False) -> Result:
         dataclasses.replace(settings.training(), progress=progress),
         eval_data=settings.eval_data,
         reference=None if settings.reference is None else load(settings.reference),
-        reward=reward,
+        reward=rewards or None,
     )
 
 

@@ -26,6 +26,10 @@ class InputError(FlaxenError):
     """Inputs whose shapes or values do not fit together."""
 
 
+class RewardError(FlaxenError):
+    """A reward function that failed, or gave no rewards."""
+
+
 class CacheError(FlaxenError):
     """More tokens than a cache was made for."""
 

@@ -60,12 +60,14 @@ class Trainer:
     """The compiled functions of one model and one configuration.
 
     step(state, frozen, batch) -> (state, metrics) uses up the given state; evaluate(state, frozen,
-    batch) -> (sum of the losses, sums of what else is told, weight).
+    batch) -> (sum of the losses, sums of what else is told, weight); observe(state, frozen, batch)
+    -> what the objective adds to a batch that was made online.
     """
 
     frozen: Frozen
     step: Step
     evaluate: Callable[[TrainState, Any, Batch], tuple[jax.Array, Metrics, jax.Array]]
+    observe: Callable[[TrainState, Any, Batch], Batch]
 
 
 def make_trainer(
@@ -133,12 +135,16 @@ def make_trainer(
         micro = {key: rows[0] for key, rows in batch.items()}
         return *loss(cast(state.trained), frozen, micro), objective.weight(batch)
 
+    def observe(state: TrainState, frozen: Frozen, batch: Batch) -> Batch:
+        models = _models(objective, cast(state.trained), frozen)
+        return jax.lax.map(lambda micro: objective.observed(*models, micro, runtime), batch)
+
     where = jax.tree.map(lambda x: x.sharding, start)
     compiled = jax.jit(step, donate_argnums=0, out_shardings=(where, None))
     frozen = Frozen(weights=weights, reference=reference)
     # Put there explicitly: else the second step, on what the first returned, compiles anew.
     put = start if is_shape(start.step) else jax.device_put(start, where)
-    return Trainer(frozen, compiled, jax.jit(evaluate)), put
+    return Trainer(frozen, compiled, jax.jit(evaluate), jax.jit(observe)), put
 
 
 def trainable(tree: Any) -> Callable[[str, Any], bool]:
@@ -180,13 +186,19 @@ def place_batch(batch: dict[str, np.ndarray], runtime: Runtime) -> Batch:
 
 def _loss(objective: Objective, runtime: Runtime) -> Loss:
     def loss(weights: Any, frozen: Frozen, batch: Batch) -> tuple[jax.Array, Metrics]:
-        model, reference = combine(weights, frozen.weights), frozen.reference
-        if objective.compares and reference is None:
-            reference = without_adapters(model)
+        model, reference = _models(objective, weights, frozen)
         model = with_dropout(model, batch.get("dropout_keys"))
-        return objective.loss(model, jax.lax.stop_gradient(reference), batch, runtime)
+        return objective.loss(model, reference, batch, runtime)
 
     return loss
+
+
+def _models(objective: Objective, weights: Any, frozen: Frozen) -> tuple[Any, Any]:
+    """The model, and what it is compared with if it is: by default itself without adapters."""
+    model, reference = combine(weights, frozen.weights), frozen.reference
+    if objective.compares and reference is None:
+        reference = without_adapters(model)
+    return model, jax.lax.stop_gradient(reference)
 
 
 def _step(

@@ -44,6 +44,17 @@ def answered(tok: Any, prompt: Any, answer: Any) -> Answered:
     return Answered(ids[:start], ids[start:], [bool(x) for x in mask[start:]])
 
 
+def prompt_tokens(tok: Any, prompt: Any, tools: Sequence[Any] | None = None) -> list[int]:
+    """Token ids of a string, or of messages up to where the assistant begins.
+
+    Raises:
+        InputError: a chat that the template refuses.
+    """
+    if isinstance(prompt, str):
+        return prompt_and_answer(tok, prompt, "")[0]
+    return encode_chat(tok, prompt, tools=tools)
+
+
 def alike(a: Sequence[Any], b: Sequence[Any]) -> int:
     """How many of the first things are the same."""
     return next(

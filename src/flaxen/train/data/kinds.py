@@ -64,6 +64,19 @@ def _messages(messages: Any, key: str = "messages") -> str | None:
     return None
 
 
+def _asking(messages: Any, key: str) -> str | None:
+    wrong = _messages(messages, key)
+    if wrong is None and messages[-1]["role"] == "assistant":
+        return "the last message is the assistant's, so there is nothing to answer"
+    return wrong
+
+
+def _prompt(fields: Fields) -> str | None:
+    if isinstance(fields["prompt"], list):
+        return _asking(fields["prompt"], "prompt")
+    return _strings("prompt")(fields)
+
+
 def _answered(messages: Any, key: str = "messages") -> str | None:
     wrong = _messages(messages, key)
     if wrong is None and not any(message["role"] == "assistant" for message in messages):
@@ -128,6 +141,12 @@ KINDS: dict[str, Kind] = {
         "completion",
         '"prompt", "completion" (strings, or lists of messages) and "label" (true or false)',
         _judged,
+    ),
+    "prompt": Kind("prompt", '"prompt" (a string, or a list of messages)', _prompt),
+    "conversation": Kind(
+        "messages",
+        '"messages" that the assistant is to answer',
+        lambda fields: _asking(fields["messages"], "messages"),
     ),
     "labelled": Kind("label", '"text" and "label" (a whole number)', _labelled),
     "pair": Kind(

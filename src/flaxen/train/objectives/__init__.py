@@ -8,6 +8,7 @@ from flaxen.train.objectives.classification import Classification, Reward
 from flaxen.train.objectives.distillation import Distillation
 from flaxen.train.objectives.dpo import Dpo, Ipo
 from flaxen.train.objectives.embedding import Embedding
+from flaxen.train.objectives.grpo import Grpo
 from flaxen.train.objectives.kto import Kto
 from flaxen.train.objectives.masked import Masked
 from flaxen.train.objectives.objective import Batch, Metrics, Objective, Source
@@ -22,6 +23,7 @@ for _name, _objective in {
     "simpo": Simpo,
     "cpo": Cpo,
     "orpo": Orpo,
+    "grpo": Grpo,
     "reward": Reward,
     "classification": Classification,
     "distillation": Distillation,

@@ -42,7 +42,7 @@ class Distillation(Causal):
     """
 
     likelihood: ClassVar[bool] = False
-    compares: ClassVar[bool] = True
+    compares: bool = True
 
     def begin(self, model: Any, reference: Any) -> None:
         if reference is None:

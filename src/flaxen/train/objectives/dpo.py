@@ -119,7 +119,7 @@ SMOOTHED = ("sigmoid", "sigmoid_norm", "exo_pair", "robust")
 class Dpo(Preference):
     """`loss_type` is one of `LOSSES`."""
 
-    compares: ClassVar[bool] = True
+    compares: bool = True
 
     def __init__(self, config: Any, tok: Any = None, reward: Any = None):
         super().__init__(config, tok, reward)

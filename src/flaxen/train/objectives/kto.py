@@ -30,7 +30,7 @@ class Kto(Objective):
     """
 
     kinds: ClassVar = ("judged",)
-    compares: ClassVar[bool] = True
+    compares: bool = True
 
     def check(self, module: Any) -> None:
         only_generating(module, "be trained on answers")

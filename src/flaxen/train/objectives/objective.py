@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Protocol
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import jax
 import numpy as np
 
+from flaxen.core.errors import ConfigError
 from flaxen.layers.runtime import Runtime
 from flaxen.train.data.kinds import CAUSAL
 
@@ -37,6 +40,14 @@ class Source(Protocol):
         ...
 
 
+class Prepared(NamedTuple):
+    """batch: what is learned from; told: what to tell of it; samples: rows of completions.jsonl."""
+
+    batch: dict[str, np.ndarray]
+    told: dict[str, float]
+    samples: list[dict[str, Any]]
+
+
 class Objective:
     """What is minimised: which records it reads, what batches it makes of them, what a batch costs.
 
@@ -45,7 +56,7 @@ class Objective:
 
     likelihood: ClassVar[bool] = False
     """Whether its loss is a mean of -log p, so that exp(loss) is a perplexity."""
-    compares: ClassVar[bool] = False
+    compares: bool = False
     """Whether it needs a second model that stays as it is: `reference`."""
 
     kinds: ClassVar[tuple[str, ...]] = CAUSAL
@@ -53,10 +64,23 @@ class Objective:
 
     online: ClassVar[bool] = False
     """Whether a batch is made with the weights of its step: see `prepared`."""
+    steps_per_batch: int = 1
+    """How many steps learn from one batch. A run begins, stops and is saved between batches."""
+
+    defaults: ClassVar[Mapping[str, Any]] = {"beta": 0.1, "loss_type": "sigmoid"}
+    """Settings that are None unless given, and what they are here."""
 
     def __init__(self, config: Any, tok: Any = None, reward: Any = None):
-        """tok: the tokenizer; reward: the user's function, for objectives that ask one."""
-        self.config, self.tok, self.reward = config, tok, reward
+        """tok: the tokenizer; reward: the user's function, for objectives that ask one.
+
+        Raises:
+            ConfigError: settings that this objective cannot follow.
+        """
+        unset = {k: x for k, x in self.defaults.items() if getattr(config, k) is None}
+        self.config = dataclasses.replace(config, **unset)
+        self.tok, self.reward = tok, reward
+        if self.config.beta == 0 < self.defaults["beta"]:
+            raise ConfigError(f"beta is 0 for {config.objective!r}; expected more than 0.")
 
     def check(self, module: Any) -> None:
         """
@@ -79,12 +103,27 @@ class Objective:
         """
         raise NotImplementedError
 
-    def prepared(
-        self, batch: dict[str, np.ndarray], model: Any, step: int
-    ) -> tuple[dict[str, np.ndarray], dict[str, float]]:
-        """What is learned from in place of a batch of the source, and what to tell of it, if the
-        objective is `online`; model: a `Model` with the weights as they are.
+    def held_out(self, tok: Any, records: Any) -> Source:
+        """Batches to evaluate on, of one micro-batch each."""
+        return self.source(tok, records, 1)
+
+    def prepared(self, batch: dict[str, np.ndarray], model: Any, step: int) -> Prepared:
+        """What is learned from in place of a batch of the source, if the objective is `online`;
+        model: a `Model` with the weights as they are before the step.
+
+        Raises:
+            RewardError: the user's function failed.
         """
+        raise NotImplementedError
+
+    def observed(self, model: Any, reference: Any, batch: Batch, runtime: Runtime) -> Batch:
+        """What is added to a micro-batch that was prepared, and stays as it is in all steps that
+        learn from it; model and reference as in `loss`.
+        """
+        return {}
+
+    def measured(self, model: Any, source: Source) -> dict[str, float]:
+        """How good a `Model` is on held-out data, if the objective is `online`."""
         raise NotImplementedError
 
     def weight(self, batch: Batch) -> jax.Array:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 
+from flaxen.train.objectives import Source
 from flaxen.train.run.log import Log
 from flaxen.train.run.prepare import Run
 from flaxen.train.run.samples import sample
@@ -16,34 +17,39 @@ def evaluate(run: Run, log: Log, state: TrainState, step: int, stopped: Stopped)
     """Log the means over held-out data, and answers to prompts, each once for each step; nothing if
     it was stopped.
     """
+    model = lambda: run.model.replace(module=trained_tree(state, run.tree))
     if run.held_out is not None and step not in log.eval_losses:
-        row = _means(run, state, step, stopped)
-        if row is None:
+        start = time.perf_counter()
+        if run.objective.online:
+            found = run.objective.measured(model(), run.held_out)
+        else:
+            found = _losses(run, run.held_out, state, stopped)
+        if found is None:
             return
-        log.write(row)
+        row = {"step": step} | {f"eval_{key}": value for key, value in found.items()}
+        if run.objective.likelihood:
+            row["perplexity"] = math.exp(min(found["loss"], 700))
+        log.write(row | {"eval_seconds": time.perf_counter() - start})
     if run.prompts and not stopped():
-        model = run.model.replace(module=trained_tree(state, run.tree))
-        sample(run.prompts, model, run.tok, run.config.sample_tokens, log, step)
+        sample(run.prompts, model(), run.tok, run.config.sample_tokens, log, step)
 
 
-def _means(run: Run, state: TrainState, step: int, stopped: Stopped) -> dict[str, float] | None:
-    """The row of an evaluation, over `eval_batches` batches or all."""
-    assert run.held_out is not None
-    start, total, count = time.perf_counter(), 0.0, 0.0
+def _losses(
+    run: Run, held_out: Source, state: TrainState, stopped: Stopped
+) -> dict[str, float] | None:
+    """Mean loss and means of what else is told, over `eval_batches` batches or all; None if it was
+    stopped.
+    """
+    total = count = 0.0
     sums: dict[str, float] = {}
-    batches = run.held_out.per_epoch
+    batches = held_out.per_epoch
     for i in range(min(batches, run.config.eval_batches or batches)):
         if stopped():
             return None
-        batch = run.held_out.batch_at(i)
+        batch = held_out.batch_at(i)
         loss, told, weight = run.trainer.evaluate(
             state, run.trainer.frozen, place_batch(batch, run.runtime)
         )
         total, count = total + float(loss), count + float(weight)
         sums = {key: sums.get(key, 0.0) + float(value) for key, value in told.items()}
-    loss = total / count
-    row = {"step": step, "eval_loss": loss}
-    row |= {f"eval_{key}": value / count for key, value in sums.items()}
-    if run.objective.likelihood:
-        row["perplexity"] = math.exp(min(loss, 700))
-    return row | {"eval_seconds": time.perf_counter() - start}
+    return {key: value / count for key, value in {"loss": total, **sums}.items()}

@@ -34,7 +34,7 @@ class Log:
     dropped first, and stay in `dropped`. Of several processes the first alone reads, writes and
     tells `listeners`.
 
-    eval_losses: on held-out data, by step; every process knows the same.
+    eval_losses: on held-out data, by step, or rewards with a minus; every process knows the same.
 
     Raises:
         CheckpointError: it cannot be written, or what is there is no log of a run.
@@ -46,7 +46,7 @@ class Log:
         before = self.rows()
         kept = [row for row in before if row["step"] <= step]
         self.dropped = [row for row in before if row["step"] > step]
-        losses = [row["eval_loss"] for row in kept if "eval_loss" in row and row["step"] == step]
+        losses = [loss for row in kept if row["step"] == step and (loss := _loss(row)) is not None]
         known = from_first(losses[-1] if losses else math.nan)
         self.eval_losses = {} if math.isnan(known) else {step: known}
         if not self.first:
@@ -58,8 +58,8 @@ class Log:
             os.replace(aside, path)
 
     def write(self, row: Row) -> None:
-        if "eval_loss" in row:
-            self.eval_losses[row["step"]] = row["eval_loss"]
+        if (loss := _loss(row)) is not None:
+            self.eval_losses[row["step"]] = loss
         if not self.first:
             return
         with _writing(self.path), self.path.open("a", encoding="utf-8") as file:
@@ -98,6 +98,11 @@ def _writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise CheckpointError(f"{path} cannot be written: {error.strerror}.") from error
+
+
+def _loss(row: Row) -> float | None:
+    """What an evaluation found, the less the better; None of other rows."""
+    return row.get("eval_loss", -row["eval_reward"] if "eval_reward" in row else None)
 
 
 def _line(row: Row) -> str:

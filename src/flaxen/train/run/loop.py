@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
+from flaxen.core.errors import RewardError
+from flaxen.train.run.batches import batches_of
 from flaxen.train.run.evaluate import evaluate
 from flaxen.train.run.export import finish
 from flaxen.train.run.log import Log, Report
@@ -21,7 +22,7 @@ from flaxen.train.run.sinks import check_sinks
 from flaxen.train.run.stop import Stopped, stop_signals
 from flaxen.train.run.watch import costs_of, watched
 from flaxen.train.settings import Paths, TrainConfig
-from flaxen.train.step import TrainState, place_batch, trained_tree
+from flaxen.train.step import TrainState
 
 
 def train(
@@ -33,22 +34,23 @@ def train(
     eval_data: Paths | None = None,
     on_step: Report | None = None,
     reference: Any = None,
-    reward: Callable[..., Any] | None = None,
+    reward: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None,
     **settings: Any,
 ) -> Result:
     """Train a model and export it to `output`.
 
     `settings` are fields of `TrainConfig`, over those of `config`. `on_step` is given the log row
     of every step. reference: the model that an objective compares with, by default this one as it
-    is now; reward: the function that an objective asks. In `output`: log.jsonl, loss.png,
-    checkpoints/, model/ (a Hugging Face folder) and, with `lora_rank`, adapter/ (a PEFT folder).
-    SIGTERM and SIGINT end the run after the current step, with a checkpoint. The given model stays
-    as it is.
+    is now; reward: the function that an objective asks, or several. In `output`: log.jsonl,
+    loss.png, checkpoints/, model/ (a Hugging Face folder) and, with `lora_rank`, adapter/ (a PEFT
+    folder). SIGTERM and SIGINT end the run after the current step (or the last one that learns from
+    the same completions), with a checkpoint. The given model stays as it is.
 
     Raises:
         InputError: for bad data, before anything is computed or written.
         CheckpointError: when `output` holds a run and `resume` was not asked for, or one that
             differs from this.
+        RewardError: the reward function failed; a checkpoint of the steps before is kept.
     """
     config = dataclasses.replace(config, **settings) if config else TrainConfig(**settings)
     check_sinks(config)
@@ -66,54 +68,50 @@ def _steps(
     config, trainer, state, step = run.config, run.trainer, run.state, run.step
     with watched(run, log):
         reports = [on_step] if on_step else []
-        rows = Rows(log, run.source.per_epoch, reports, config.patience, costs_of(run))
-        if step or config.eval_at_start:
-            evaluate(run, log, state, step, stopped)
-        rows.pause()
-        ahead = None if run.objective.online else _batch(run, step)
-        while step < run.steps and not stopped():
-            batch, told = ahead or _batch_now(run, step, state)
-            state, metrics = trainer.step(state, trainer.frozen, batch)
-            step += 1
-            ahead = None if run.objective.online else _batch(run, step)
-            rows.add(step, metrics | told, batch)
-            due = lambda every, now=step: bool(every) and now % every == 0
-            if step < run.steps and (due(config.eval_every) or due(config.save_every)):
-                rows.settle()
-                if due(config.eval_every):
-                    evaluate(run, log, state, step, stopped)
-                if due(config.save_every):
-                    _save(run, log, state, step)
-                rows.pause()
-        rows.settle()
-        signal = stopped()
-        if not signal:
-            evaluate(run, log, state, step, stopped)
+        rows = Rows(log, run.per_epoch, reports, config.patience, costs_of(run))
+        batches = batches_of(run)
+        try:
+            if step or config.eval_at_start:
+                evaluate(run, log, state, step, stopped)
+            rows.pause()
+            while step < run.steps and not (stopped() and run.between(step)):
+                batch, told = batches.at(step, state)
+                state, metrics = trainer.step(state, trainer.frozen, batch)
+                step += 1
+                batches.after(step)
+                rows.add(step, metrics | told, batch)
+                due = lambda every, now=step: bool(every) and now % every == 0
+                if step < run.steps and (due(config.eval_every) or due(config.save_every)):
+                    rows.settle()
+                    if due(config.eval_every):
+                        evaluate(run, log, state, step, stopped)
+                    if due(config.save_every):
+                        _save(run, log, state, step)
+                    rows.pause()
+            rows.settle()
             signal = stopped()
-    if step > run.step and step not in run.checkpoints.steps():
-        _save(run, log, state, step)
+            if not signal:
+                evaluate(run, log, state, step, stopped)
+                signal = stopped()
+        except RewardError:
+            rows.settle()
+            if run.between(step):
+                _save(run, log, state, step)
+            raise
+    _save(run, log, state, step)
     run.checkpoints.close()
     return step, state, signal
 
 
 def _save(run: Run, log: Log, state: TrainState, step: int) -> None:
-    """Begin a checkpoint, with all that a run needs to go on elsewhere."""
+    """Begin a checkpoint, with all that a run needs to go on elsewhere, unless nothing is new."""
+    if step == run.step or step in run.checkpoints.steps():
+        return
     about = {
         "steps": run.steps,
-        "data": {"step": step, "epoch": step / run.source.per_epoch},
+        "data": {"step": step, "epoch": step / run.per_epoch},
         "seed": run.config.seed,
         "runtime": json.loads(run.runtime.to_json()),
         "processes": jax.process_count(),
     }
     run.checkpoints.save(step, state, about, log.eval_losses.get(step, math.inf))
-
-
-def _batch(run: Run, step: int) -> tuple[Any, dict[str, Any]]:
-    return place_batch(run.source.batch_at(step), run.runtime), {}
-
-
-def _batch_now(run: Run, step: int, state: TrainState) -> tuple[Any, dict[str, Any]]:
-    """A batch that is made with the weights as they are, and what to tell of it."""
-    model = run.model.replace(module=trained_tree(state, run.tree))
-    batch, told = run.objective.prepared(run.source.batch_at(step), model, step)
-    return place_batch(batch, run.runtime), {k: np.float32(x) for k, x in told.items()}

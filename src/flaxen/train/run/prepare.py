@@ -46,6 +46,15 @@ class Run:
     def output(self) -> Path:
         return Path(self.config.output)
 
+    @property
+    def per_epoch(self) -> int:
+        """Steps of one pass over the data."""
+        return self.source.per_epoch * self.objective.steps_per_batch
+
+    def between(self, step: int) -> bool:
+        """Whether the next step begins with a batch of its own, so that a run may stop there."""
+        return step % self.objective.steps_per_batch == 0
+
 
 def prepare(
     model: Any,
@@ -64,12 +73,16 @@ def prepare(
     """
     check_output(config.output)
     objective = OBJECTIVES[config.objective](config, tok, reward)
+    if reward is not None and not objective.online:
+        raise InputError(
+            f"The objective {config.objective!r} asks no reward function; leave reward out."
+        )
     objective.check(model.module)
     objective.begin(model, reference)
     read = lambda paths: read_records(paths, objective.kinds)
     source = objective.source(tok, read(data), config.accumulation)
-    held_out = None if eval_data is None else objective.source(tok, read(eval_data), 1)
-    steps = config.steps or math.ceil(config.epochs * source.per_epoch)
+    held_out = None if eval_data is None else objective.held_out(tok, read(eval_data))
+    steps = config.steps or math.ceil(config.epochs * source.per_epoch * objective.steps_per_batch)
     about = {"data": source.fingerprint(), "model": checksum(model.module)}
     if reference is not None:
         about["reference"] = checksum(reference.module)

@@ -14,8 +14,12 @@ class ObjectiveSettings:
     """
 
     objective: str = setting("causal", "What is minimised.")
-    beta: float = setting(0.1, "How much preferences weigh against the reference.", above=0)
-    loss_type: str = setting("sigmoid", "Which loss of dpo.")
+    beta: float | None = setting(
+        None, "How near the reference is kept; default: 0.1, of grpo 0.", least=0
+    )
+    loss_type: str | None = setting(
+        None, "Which loss of dpo or grpo; default: sigmoid, of grpo dapo."
+    )
     dpo_label_smoothing: float = setting(
         0.0, "How many preferences are the other way round.", least=0, most=0.499
     )

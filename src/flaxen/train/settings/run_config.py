@@ -35,7 +35,9 @@ class RunConfig(TrainConfig):
     num_labels: int = setting(2, "Of that head.", least=1)
     tokenizer: str | None = setting(None, "Of another folder or hub id than the model's.")
     reference: str | None = setting(None, "The model that an objective compares with: a teacher.")
-    reward: str | None = setting(None, "FILE.py:NAME of the function that an objective asks.")
+    reward: str | Sequence[str] | None = setting(
+        None, "FILE.py:NAME of the function that an objective asks, or several.", flag=list[str]
+    )
     mesh: str | None = setting(None, "Devices by axis, for example fsdp=2,tp=4.", free=True)
     plan: str | None = setting(None, "Name of a sharding plan; default: auto.", free=True)
     attention: str = setting("auto", "An attention mechanism's name, or auto.", free=True)

@@ -12,6 +12,7 @@ from flaxen.train.settings.data import DataSettings
 from flaxen.train.settings.field import checked, plain, setting
 from flaxen.train.settings.learning import LearningSettings
 from flaxen.train.settings.objective import ObjectiveSettings
+from flaxen.train.settings.policy import PolicySettings
 from flaxen.train.settings.saving import SavingSettings
 from flaxen.train.settings.scale import ScaleSettings
 from flaxen.train.settings.seeing import SeeingSettings
@@ -20,6 +21,7 @@ Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 GROUPS = (
     ObjectiveSettings,
+    PolicySettings,
     DataSettings,
     LearningSettings,
     AdapterSettings,
@@ -38,6 +40,7 @@ class TrainConfig(
     AdapterSettings,
     LearningSettings,
     DataSettings,
+    PolicySettings,
     ObjectiveSettings,
 ):
     """How to train; each group of settings is a class of its own.

@@ -1,0 +1,78 @@
+"""Where the batches of a run come from: planned ones, or made with the weights of their step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from flaxen.train.run.log import Log
+from flaxen.train.run.prepare import Run
+from flaxen.train.step import TrainState, place_batch, trained_tree
+
+Told = dict[str, Any]
+
+
+class Ahead:
+    """Each batch is on its way to the devices while the step before it runs."""
+
+    def __init__(self, run: Run):
+        self.run = run
+        self.next: Any = None
+
+    def at(self, step: int, state: TrainState) -> tuple[Any, Told]:
+        """The batch of a step, and what to tell of it besides what the step does."""
+        batch = self._placed(step) if self.next is None else self.next
+        self.next = None
+        return batch, {}
+
+    def after(self, step: int) -> None:
+        """While a step runs that was just begun; `step` is the one that follows."""
+        self.next = self._placed(step)
+
+    def _placed(self, step: int) -> Any:
+        return place_batch(self.run.source.batch_at(step), self.run.runtime)
+
+
+class Rollouts(Ahead):
+    """Batches made with the weights as they are, and kept for the steps that learn from them; what
+    was sampled goes into completions.jsonl.
+    """
+
+    def __init__(self, run: Run):
+        super().__init__(run)
+        self.log = (
+            Log(run.output / "completions.jsonl", run.step) if jax.process_index() == 0 else None
+        )
+        self.kept: Any = None
+
+    def at(self, step: int, state: TrainState) -> tuple[Any, Told]:
+        """
+        Raises:
+            RewardError: the user's function failed.
+        """
+        if self.run.between(step):
+            self.kept = None  # Its memory is free for the next one.
+            self.kept = self._made(step, state)
+        return self.kept
+
+    def after(self, step: int) -> None:
+        """The next weights are not there yet."""
+
+    def _made(self, step: int, state: TrainState) -> tuple[Any, Told]:
+        run, objective = self.run, self.run.objective
+        model = run.model.replace(module=trained_tree(state, run.tree))
+        planned = run.source.batch_at(step // objective.steps_per_batch)
+        made = objective.prepared(planned, model, step)
+        if self.log is not None:
+            for sample in made.samples:
+                self.log.write({"step": step + 1} | sample)
+        batch = place_batch(made.batch, run.runtime)
+        batch |= run.trainer.observe(state, run.trainer.frozen, batch)
+        return batch, {key: np.float32(x) for key, x in made.told.items()}
+
+
+def batches_of(run: Run) -> Ahead:
+    """The batches of a run, in the order of its steps."""
+    return Rollouts(run) if run.objective.online else Ahead(run)
