@@ -142,6 +142,7 @@ class Checkpoints:
             CheckpointError: as `about` does, or it holds other arrays.
         """
         import orbax.checkpoint as ocp
+        from etils import epath
 
         step = self._last() if step is None else step
         self.about(step)
@@ -150,10 +151,10 @@ class Checkpoints:
             path: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
             for path, x in wanted.items()
         }
-        with _damaged(target), ocp.StandardCheckpointer() as reader:
-            stored = reader.metadata(target / "state").item_metadata.tree
-            _same_arrays(target, stored, abstract)
-            arrays = reader.restore(target / "state", abstract)
+        with _damaged(target), contextlib.closing(ocp.StandardCheckpointHandler()) as reader:
+            folder = epath.Path(target) / "state"
+            _same_arrays(target, reader.metadata(folder).tree, abstract)
+            arrays = reader.restore(folder, args=ocp.args.StandardRestore(abstract))
         leaves = [arrays[path] for path in wanted]
         return step, jax.tree.unflatten(jax.tree.structure(like), leaves)
 
