@@ -1,10 +1,17 @@
-"""A run in a process of its own that is killed at a step: OUTPUT DATA STEP."""
+"""A run in a process of its own that is killed: OUTPUT DATA WHEN [SETTINGS].
+
+WHEN is a step, or `writing`: while the checkpoint of step 8 is written.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
+import threading
+import time
+from pathlib import Path
 
 import conftest  # noqa: F401  (sets the environment before jax starts)
 from tiny_decoder import tiny
@@ -26,12 +33,24 @@ SETTINGS = {
 }
 
 
-def main(output: str, data: str, step: str) -> None:
-    def on_step(row: dict) -> None:
-        if row["step"] == int(step):
-            os.kill(os.getpid(), signal.SIGKILL)
+def main(output: str, data: str, when: str, more: str = "{}") -> None:
+    def kill() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
 
-    train(tiny(), word_tokenizer(90), data, output=output, on_step=on_step, **SETTINGS)
+    def on_step(row: dict) -> None:
+        if str(row["step"]) == when:
+            kill()
+
+    def watch() -> None:
+        folder = Path(output) / "checkpoints"
+        while not (list(folder.glob("step_00000008*tmp*"))):
+            time.sleep(0.0005)
+        kill()
+
+    if when == "writing":
+        threading.Thread(target=watch, daemon=True).start()
+    settings = SETTINGS | json.loads(more)
+    train(tiny(), word_tokenizer(90), data, output=output, on_step=on_step, **settings)
 
 
 if __name__ == "__main__":

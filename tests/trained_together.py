@@ -1,8 +1,8 @@
 """One of two processes that train one model by `flaxen train`: PORT INDEX FOLDER STAGE.
 
-FOLDER has source/ and data.jsonl. Stage `begin` does ten steps into whole/, then into killed/, where
-both processes are killed at step 6. Stage `go_on` resumes that run, then begins one in stopped/, of
-which the second process alone is told to stop.
+FOLDER has source/ and data.jsonl. Stage `begin` does ten steps into whole/, then into killed/,
+where both processes are killed at step 6. Stage `go_on` resumes that run, then begins one in
+stopped/, of which the second process alone is told to stop.
 """
 
 from __future__ import annotations

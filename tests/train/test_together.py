@@ -25,7 +25,7 @@ SCRIPT = Path(trained_together.__file__)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """What both left after a whole run, one that was killed and went on, and one that was stopped."""
+    """What both left of a whole run, one that was killed and went on, and one that was stopped."""
     folder = tmp_path_factory.mktemp("together")
     golden.write_folder(golden.case("llama"), folder / "source")
     word_tokenizer(90).save_pretrained(folder / "source")
