@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -121,6 +122,25 @@ def test_a_kill_while_a_checkpoint_is_written_leaves_the_one_before(tok, data, t
     assert train(tiny(), tok, data, output=tmp_path, resume=True, **settings).finished
     left = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert left == ["step_00000008", "step_00000010"]
+
+
+def test_a_full_disk_leaves_the_checkpoints_before(tmp_path):
+    state = {"w": jax.numpy.asarray(np.random.default_rng(0).normal(size=(256, 256)))}
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with Checkpoints(tmp_path, {}) as checkpoints:
+        checkpoints.save(1, state)
+        checkpoints.wait()
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, unlimited[1]))
+            checkpoints.save(2, state)
+            with pytest.raises(CheckpointError, match="cannot be written: File too large. Those"):
+                checkpoints.close()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+    assert Checkpoints(tmp_path, {}).restore(like=state)[0] == 1
+    with Checkpoints(tmp_path, {}) as checkpoints:
+        checkpoints.save(3, state)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_00000001", "step_00000003"]
 
 
 def run_in_a_process(output: Path, data: Path, when: int | str, more: dict):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import signal
 import sys
 from collections.abc import Sequence
@@ -72,6 +73,8 @@ def run(settings: RunConfig, progress: bool = False) -> Result:
             raise InputError(f"There is no file {path!r} to learn from.")
     reward = None if settings.reward is None else function_of(settings.reward)
     check_output(settings.output)
+    # What orbax's threads log in full, our error says in a line.
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
     join(settings.coordinator, settings.num_processes, settings.process_id)
     mesh = settings.mesh or ("fsdp=-1" if settings.coordinator else None)
     enough_cpu_devices(mesh, settings.num_processes or 1)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
+import re
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -77,7 +79,7 @@ class Checkpoints:
         try:
             self._manager().save(step, args=args, metrics={METRIC: loss}, force=True)
         except (OSError, ValueError) as error:
-            raise _unwritten(self.path(step), error) from error
+            raise _unwritten(self.folder, error) from error
         return self.path(step)
 
     def wait(self) -> None:
@@ -206,8 +208,13 @@ class _damaged:
         ) from error
 
 
-def _unwritten(target: Path, error: Exception) -> CheckpointError:
-    return CheckpointError(f"{target} cannot be written: {' '.join(str(error).split())[:300]}.")
+def _unwritten(folder: Path, error: Exception) -> CheckpointError:
+    """In the words of the system, if its number is anywhere in what a file's writer says."""
+    number = re.search(r"os_error_code='(\d+)'", str(error))
+    said = os.strerror(int(number[1])) if number else " ".join(str(error).split())[:300]
+    return CheckpointError(
+        f"A checkpoint in {folder} cannot be written: {said}. Those before it are whole."
+    )
 
 
 def _compare(target: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
