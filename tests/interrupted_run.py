@@ -1,7 +1,7 @@
 """A run in a process of its own that is killed: OUTPUT DATA WHEN [SETTINGS].
 
-WHEN is a step after the first checkpoint, of step 4; or `writing`: while the checkpoint of step 8 is
-written; or `never`, by itself.
+WHEN is a step after the first checkpoint, of step 4; or `writing`: while the checkpoint of step 8
+is written; or `never`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Kill a training run at random moments, again and again: FOLDER [KILLS [SEED]].
 
-After each kill every checkpoint that is seen must be whole; the run goes on from the last. When it is
-through, losses, weights and moments must be those of a run that nobody killed.
+After each kill every checkpoint that is seen must be whole; the run goes on from the last. When it
+is through, losses, weights and moments must be those of a run that nobody killed.
 """
 
 from __future__ import annotations
