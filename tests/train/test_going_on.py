@@ -22,11 +22,11 @@ from tiny_decoder import tiny
 from words import word_tokenizer
 
 from flaxen.cli import main
-from flaxen.core.errors import CheckpointError
+from flaxen.core.errors import CheckpointError, FlaxenError
 from flaxen.core.tree import paths
 from flaxen.train import OPTIMIZERS, Result, TrainConfig, train
 from flaxen.train.checkpoint import Checkpoints
-from flaxen.train.run.going_on import check_steps
+from flaxen.train.run.going_on import check_processes, check_steps
 from flaxen.train.step import make_trainer, place_batch
 
 SCRIPT = Path(interrupted_run.__file__)
@@ -193,6 +193,28 @@ def test_another_optimizer_is_refused(tok, data, tmp_path):
     with pytest.raises(CheckpointError, match="optimizer: found 'adamw', expected 'lion'"):
         settings = QUICK | {"steps": 1, "optimizer": "lion"}
         train(tiny(), tok, data, output=tmp_path, resume=True, **settings)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "second", "said"),
+    [
+        (None, "{settings} 3", "not on all their devices"),
+        (MESH, "other 3", "Process 1 has other settings, another model or other data"),
+        (MESH, "{settings} 0", "Process 1 sees a checkpoint of step 0 in .* process 0 one of 3"),
+    ],
+)
+def test_processes_that_do_not_fit_together_do_not_begin(mesh, second, said, tmp_path, monkeypatch):
+    class Two:
+        def gather(self, text):
+            return [text, second.format(settings=text.split()[0])]
+
+    with Checkpoints(tmp_path, {}) as checkpoints:
+        checkpoints.save(3, {"w": jax.numpy.ones(2)})
+    runtime = tiny(mesh=mesh).runtime
+    monkeypatch.setattr("flaxen.train.run.going_on.Processes", Two)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(FlaxenError, match=said):
+        check_processes(Checkpoints(tmp_path, {}), runtime, 10)
 
 
 def older(folder: Path) -> Path:
