@@ -188,6 +188,16 @@ def test_steps_may_change_if_those_taken_do_not(schedule, done, may, tmp_path):
             check_steps(checkpoints, config, 20)
 
 
+def test_the_checkpoint_of_the_least_loss_on_held_out_data_stays(tok, data, tmp_path):
+    more = {"learning_rate": 3.0, "warmup": 0, "schedule": "constant", "save_every": 1, "keep": 1}
+    settings = QUICK | more | {"eval_every": 1, "keep_best": 1}
+    result = train(tiny(), tok, data, eval_data=data, output=tmp_path, **settings)
+    losses = {row["step"]: row["eval_loss"] for row in result.rows if "eval_loss" in row}
+    best = min(range(1, 5), key=losses.__getitem__)
+    assert best < 4
+    assert Checkpoints(tmp_path / "checkpoints", {}).steps() == [best, 4]
+
+
 def test_another_optimizer_is_refused(tok, data, tmp_path):
     train(tiny(), tok, data, output=tmp_path, **QUICK | {"steps": 1})
     with pytest.raises(CheckpointError, match="optimizer: found 'adamw', expected 'lion'"):
