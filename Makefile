@@ -22,7 +22,7 @@ help:
 	@echo 'make venv    an environment with everything the tests need, in $(VENV)'
 	@echo 'make test    ruff, pyright, pytest'
 	@echo 'make lint    ruff, pyright'
-	@echo 'make kills   50 saves, each killed at a random moment'
+	@echo 'make kills   50 saves and 20 training runs, each killed at a random moment'
 	@echo 'make demo    a real model from file to answer, fine-tuning and back'
 	@echo 'make bench   side by side with Transformers on torch'
 	@echo 'make bench-load   the part about loading: 13 GB of files in .cache'
@@ -55,6 +55,7 @@ lint: venv
 kills: venv
 	mkdir -p .cache && rm -rf .cache/kills && mkdir .cache/kills
 	$(BIN)/python tests/killed_saves.py .cache/kills 50
+	$(BIN)/python tests/killed_runs.py .cache/kills/runs 20
 
 demo: venv $(SMOLLM2)
 	$(BIN)/flaxen demo $(SMOLLM2)

@@ -14,11 +14,11 @@ import interrupted_run
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 from interrupted_run import SETTINGS
 from jax.sharding import NamedSharding, PartitionSpec
 from safetensors.numpy import load_file
+from stored_state import stored_state
 from tiny_decoder import tiny
 from words import word_tokenizer
 
@@ -54,12 +54,6 @@ def whole(tok, data, tmp_path_factory):
     """Ten steps without a pause."""
     output = tmp_path_factory.mktemp("whole")
     return train(tiny(), tok, data, output=output, eval_data=data, eval_every=5, **SETTINGS)
-
-
-def state_of(output: Path) -> dict[str, np.ndarray]:
-    with ocp.StandardCheckpointer() as reader:
-        arrays = reader.restore(output / "checkpoints" / "step_00000010" / "state")
-    return {path: np.asarray(x) for path, x in arrays.items()}
 
 
 def losses(output: Path) -> list[tuple[int, float]]:
@@ -99,7 +93,7 @@ def test_a_killed_run_goes_on_bit_by_bit(whole, tok, data, tmp_path):
     result = train(tiny(), tok, data, output=tmp_path, resume=True, **SETTINGS)
     assert result.finished
     assert losses(tmp_path) == losses(whole.output)
-    want, got = state_of(whole.output), state_of(tmp_path)
+    want, got = stored_state(whole.output, 10), stored_state(tmp_path, 10)
     assert got.keys() == want.keys()
     for key, array in want.items():
         np.testing.assert_array_equal(got[key], array, err_msg=key)

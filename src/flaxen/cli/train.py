@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -73,6 +74,8 @@ def run(settings: RunConfig, progress: bool = False) -> Result:
             raise InputError(f"There is no file {path!r} to learn from.")
     rewards = [function_of(name) for name in _listed(settings.reward)]
     check_output(settings.output)
+    # What orbax's threads log in full, our error says in a line.
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
     join(settings.coordinator, settings.num_processes, settings.process_id)
     mesh = settings.mesh or ("fsdp=-1" if settings.coordinator else None)
     enough_cpu_devices(mesh, settings.num_processes or 1)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
+import re
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -77,7 +79,7 @@ class Checkpoints:
         try:
             self._manager().save(step, args=args, metrics={METRIC: loss}, force=True)
         except (OSError, ValueError) as error:
-            raise _unwritten(self.path(step), error) from error
+            raise _unwritten(self.folder, error) from error
         return self.path(step)
 
     def wait(self) -> None:
@@ -142,6 +144,7 @@ class Checkpoints:
             CheckpointError: as `about` does, or it holds other arrays.
         """
         import orbax.checkpoint as ocp
+        from etils import epath
 
         step = self._last() if step is None else step
         self.about(step)
@@ -151,8 +154,9 @@ class Checkpoints:
             for path, x in wanted.items()
         }
         _same_arrays(target, _stored(target), abstract)
-        with _damaged(target), ocp.StandardCheckpointer() as reader:
-            arrays = reader.restore(target / "state", abstract)
+        with _damaged(target), contextlib.closing(ocp.StandardCheckpointHandler()) as reader:
+            folder = epath.Path(target) / "state"
+            arrays = reader.restore(folder, args=ocp.args.StandardRestore(abstract))
         leaves = [arrays[path] for path in wanted]
         return step, jax.tree.unflatten(jax.tree.structure(like), leaves)
 
@@ -199,9 +203,10 @@ def _names() -> Any:
 def _stored(target: Path) -> dict[str, Any]:
     """Shape and dtype of every array of a checkpoint, by path."""
     import orbax.checkpoint as ocp
+    from etils import epath
 
-    with _damaged(target), ocp.StandardCheckpointer() as reader:
-        return reader.metadata(target / "state").item_metadata.tree
+    with _damaged(target), contextlib.closing(ocp.StandardCheckpointHandler()) as reader:
+        return reader.metadata(epath.Path(target) / "state").tree
 
 
 class _damaged:
@@ -222,8 +227,13 @@ class _damaged:
         ) from error
 
 
-def _unwritten(target: Path, error: Exception) -> CheckpointError:
-    return CheckpointError(f"{target} cannot be written: {' '.join(str(error).split())[:300]}.")
+def _unwritten(folder: Path, error: Exception) -> CheckpointError:
+    """In the words of the system, if its number is anywhere in what a file's writer says."""
+    number = re.search(r"os_error_code='(\d+)'", str(error))
+    said = os.strerror(int(number[1])) if number else " ".join(str(error).split())[:300]
+    return CheckpointError(
+        f"A checkpoint in {folder} cannot be written: {said}. Those before it are whole."
+    )
 
 
 def _compare(target: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:

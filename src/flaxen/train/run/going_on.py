@@ -62,8 +62,8 @@ def check_steps(checkpoints: Checkpoints, config: TrainConfig, steps: int) -> No
     if steps < done:
         raise CheckpointError(f"{where}: less than were taken.")
     taken = jnp.arange(done)
-    rates = [np.asarray(learning_rate(config, n)(taken)) for n in (before, steps)]
-    if not np.array_equal(*rates):
+    was, now = (np.asarray(learning_rate(config, n)(taken)) for n in (before, steps))
+    if not np.array_equal(was, now):
         raise CheckpointError(
             f"{where}, and {config.schedule} would have had another learning rate until here. "
             f"Resume with steps={before}; or take a schedule that can be made longer, constant or "
