@@ -76,7 +76,7 @@ def fit(checkpoint: Checkpoint, key_mapping: Mapping[str, str] | None = None) ->
             config=config,
             base_prefix=family.base_prefix,
             buffers=family.buffers,
-            spare=family.spare,
+            spare="|".join([family.spare, *_lacking(module, names)]),
             optional=family.optional,
         )
 
@@ -131,6 +131,12 @@ def _transforms(
     class_name = next(iter(config.get("architectures") or []), "")
     registered = transforms_of([("", class_name, config.get("model_type"))])
     return [*mine, *registered, *family.transforms, *LEGACY]
+
+
+def _lacking(module: Any, names: Names) -> list[str]:
+    """How the names begin of what files of other models of the family hold besides."""
+    rename = renamer(names)
+    return [re.escape(rename(f"{part}.weight").removesuffix("weight")) for part in module.lacks()]
 
 
 def _tied(module: Any, relation: Relation, names: Names) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from flaxen.convert.report import Report
 from flaxen.convert.transforms import Applied
 from flaxen.core.progress import Progress, reporting
 from flaxen.core.tree import Param, is_param, paths, rebuild
+from flaxen.families.tasks import asked
 from flaxen.fit import Fit, fit
 from flaxen.fresh import from_config, initial
 from flaxen.layers.checkpointing import Checkpointing
@@ -47,6 +48,8 @@ def load(
     attention: AttentionSettings | str | None = None,
     cache: CacheSettings | str | None = None,
     config: Mapping[str, Any] | None = None,
+    task: str | None = None,
+    num_labels: int | Sequence[str] = 2,
     key_mapping: Mapping[str, str] | None = None,
     adapter: str | Path | None = None,
     revision: str | None = None,
@@ -72,6 +75,8 @@ def load(
     cache: how keys and values are kept while generating: CacheSettings, or a codec ("int8").
     config: what stands in for keys of config.json, such as another head for an encoder:
     {"architectures": ["BertForSequenceClassification"], "num_labels": 3}, with strict=False.
+    task: "sequence-classification" for a head that scores `num_labels` (how many, or their names)
+    for a row, fresh where the checkpoint has none; a head of another task is left out.
     key_mapping: {regex: replacement} for keys of the checkpoint; saving renames them back.
     adapter: a PEFT folder. A `path` that is one is loaded on top of the model that it names.
     revision, token, remote: of a hub id: a branch, tag or commit; whose account; whether to read
@@ -110,12 +115,14 @@ def load(
     if adapter is None and (base := base_of(path)) is not None:
         path, adapter = base, path
     checkpoint = open_checkpoint(path, revision=revision, token=token, remote=remote)
-    checkpoint.config = {**checkpoint.config, **(config or {})}
+    heads = {} if task is None else asked(checkpoint.config, task, num_labels)
+    checkpoint.config = {**checkpoint.config, **heads, **(config or {})}
     found = fit(checkpoint, key_mapping)
     report = dataclasses.replace(
         found.report, replicated=placement.all_uncut(found.module) if placement else []
     )
-    report.raise_if_bad(strict, ignore_mismatched_sizes)
+    needed = report if task is None else dataclasses.replace(report, missing=_but_heads(found))
+    needed.raise_if_bad(strict, ignore_mismatched_sizes)
     dtypes.check(found.names.values())
     if not abstract:
         found = _completed(found)
@@ -132,6 +139,13 @@ def load(
         origin = dataclasses.replace(origin, quantization_json=stored_settings(checkpoint))
     model = Model(module=module, origin=origin)
     return model if adapter is None else adapted(model, adapter)
+
+
+def _but_heads(found: Fit) -> list[str]:
+    """What the checkpoint lacks besides the head that a task begins with."""
+    starts = tuple(f"{head}." for head in found.module.heads())
+    fresh = {name for path, name in found.names.items() if path.startswith(starts)}
+    return [name for name in found.report.missing if name not in fresh]
 
 
 def _completed(found: Fit) -> Fit:

@@ -13,6 +13,7 @@ from flaxen.core.hugging_face import transformers
 from flaxen.families import find
 from flaxen.families.family import Family, Reading
 from flaxen.families.rope_keys import check_layers, one_spelling
+from flaxen.families.tasks import with_head
 
 COUNTED = re.compile(r"layers?$|experts$")
 SIZE = re.compile(r"vocab_size|hidden_size|n_embd|d_model|n_head|num_(attention|key_value)_heads")
@@ -97,7 +98,7 @@ def abstract_module(config: Any) -> tuple[Any, Family, Reading]:
         numbers would be wrong.
     """
     family, reading = find(config.model_type), Reading(config)
-    module = family.build(reading)
+    module = with_head(family.build(reading), config)
     overlooked = reading.unread_known()
     if overlooked:
         listed = ", ".join(f"{k}={v!r}" for k, v in overlooked.items())

@@ -6,7 +6,7 @@ V vocab, R rows of one chunk.
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,40 @@ import numpy as np
 from flaxen.core.dot import arithmetic, dense, dot
 
 IGNORED = -100
+
+
+class Scoring(NamedTuple):
+    """How scores are made of states x (R, embed...) and a head (weight, bias): `softcap *
+    tanh(scale * (x . weight + bias) / softcap)`, in float32 at least; -inf from the column `vocab`
+    on, as those belong to no token.
+    """
+
+    contract: int = 1
+    softcap: float | None = None
+    scale: float = 1.0
+    vocab: int | None = None
+
+    def __call__(self, x: jax.Array, head: Any) -> jax.Array:
+        """(R, V)."""
+        return _cap(self, _product(self, x, head))
+
+
+class Costs(NamedTuple):
+    """How scores are made, and what a row of them costs; see `linear_cross_entropy`."""
+
+    scoring: Scoring
+    label_smoothing: float
+    z_loss: float
+
+
+def widened(x: jax.Array, weight: Any) -> tuple[jax.Array, Any]:
+    """Both in the dtype that is multiplied in: once for all chunks, so that neither the weight nor
+    its gradient is converted in each. A leaf type stays as it is.
+    """
+    if not isinstance(weight, jax.Array | np.ndarray):
+        return x, weight
+    wide = jnp.promote_types(x.dtype, arithmetic(x.dtype))
+    return x.astype(wide), jnp.asarray(weight, wide)
 
 
 def linear_cross_entropy(
@@ -42,11 +76,7 @@ def linear_cross_entropy(
     """
     chunk = min(chunk, max(x.shape[0], 1))
     count = jnp.sum(labels != IGNORED)
-    plain = isinstance(weight, jax.Array | np.ndarray)
-    if plain:
-        # Once for all chunks, so that neither the weight nor its gradient is converted in each.
-        wide = jnp.promote_types(x.dtype, arithmetic(x.dtype))
-        x, weight = x.astype(wide), jnp.asarray(weight, wide)
+    x, weight = widened(x, weight)
     # A strided chunk holds rows of every device's shard; a contiguous one would sit on few devices.
     chunks = -(-x.shape[0] // chunk)
     short = chunks * chunk - x.shape[0]
@@ -54,55 +84,54 @@ def linear_cross_entropy(
     labels = jnp.pad(labels, (0, short), constant_values=IGNORED)
     x = jnp.swapaxes(x.reshape(chunk, chunks, *x.shape[1:]), 0, 1)
     labels = labels.reshape(chunk, chunks).T
-    return _nll(
-        (contract, softcap, scale, vocab, label_smoothing, z_loss), x, (weight, bias), labels
-    ), count
+    how = Costs(Scoring(contract, softcap, scale, vocab), label_smoothing, z_loss)
+    return _nll(how, x, (weight, bias), labels), count
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _nll(how: Any, x: jax.Array, head: Any, labels: jax.Array) -> jax.Array:
+def _nll(how: Costs, x: jax.Array, head: Any, labels: jax.Array) -> jax.Array:
     def step(total: jax.Array, rows: Any) -> Any:
-        logits = _cap(how, _product(how, rows[0], head))
+        logits = how.scoring(rows[0], head)
         return total + _terms(how, logits, rows[1])[0], None
 
     return jax.lax.scan(step, jnp.zeros((), jnp.float32), (x, labels))[0]
 
 
-def _nll_fwd(how: Any, x: jax.Array, head: Any, labels: jax.Array) -> Any:
+def _nll_fwd(how: Costs, x: jax.Array, head: Any, labels: jax.Array) -> Any:
     def step(carry: Any, rows: Any) -> Any:
-        raw, pull = jax.vjp(functools.partial(_product, how), rows[0], head)
-        logits, uncap = jax.vjp(functools.partial(_cap, how), raw)
+        raw, pull = jax.vjp(functools.partial(_product, how.scoring), rows[0], head)
+        logits, uncap = jax.vjp(functools.partial(_cap, how.scoring), raw)
         nll, slope = _terms(how, logits, rows[1])
         dx, dhead = pull(*uncap(slope))
         total, sums = carry
-        return (total + nll, jax.tree.map(_add, sums, dhead)), dx
+        return (total + nll, jax.tree.map(added, sums, dhead)), dx
 
-    start = jnp.zeros((), jnp.float32), jax.tree.map(_zeros, head)
+    start = jnp.zeros((), jnp.float32), jax.tree.map(zeros_for, head)
     (total, dhead), dx = jax.lax.scan(step, start, (x, labels))
     return total, (dx, dhead, head)
 
 
-def _nll_bwd(how: Any, kept: Any, grad: jax.Array) -> Any:
+def _nll_bwd(how: Costs, kept: Any, grad: jax.Array) -> Any:
     dx, dhead, head = kept
-    dhead = jax.tree.map(lambda d, w: _scaled(d, grad, w), dhead, head)
+    dhead = jax.tree.map(lambda d, w: as_leaf(d * grad, w), dhead, head)
     return (dx * grad).astype(dx.dtype), dhead, None
 
 
 _nll.defvjp(_nll_fwd, _nll_bwd)
 
 
-def _product(how: Any, x: jax.Array, head: Any) -> jax.Array:
-    contract, (weight, bias) = how[0], head
+def _product(how: Scoring, x: jax.Array, head: Any) -> jax.Array:
+    weight, bias = head
     wide = jnp.promote_types(x.dtype, jnp.float32)
     if isinstance(weight, jax.Array | np.ndarray):
-        y = dense(x, weight, contract, wide)
+        y = dense(x, weight, how.contract, wide)
     else:
-        y = dot(x, weight, contract).astype(wide)
+        y = dot(x, weight, how.contract).astype(wide)
     return y if bias is None else y + bias.astype(wide)
 
 
-def _cap(how: Any, logits: jax.Array) -> jax.Array:
-    softcap, scale, vocab = how[1:4]
+def _cap(how: Scoring, logits: jax.Array) -> jax.Array:
+    _, softcap, scale, vocab = how
     logits = logits * scale
     logits = softcap * jnp.tanh(logits / softcap) if softcap else logits
     return logits if vocab is None else only_tokens(logits, vocab)
@@ -113,9 +142,9 @@ def only_tokens(logits: jax.Array, vocab: int) -> jax.Array:
     return jnp.where(jnp.arange(logits.shape[-1]) < vocab, logits, -jnp.inf)
 
 
-def _terms(how: Any, logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _terms(how: Costs, logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The summed loss of (R, V) logits, and its slope in each of them."""
-    smoothing, z_loss = how[4:]
+    _, smoothing, z_loss = how
     counted = labels != IGNORED
     top = jnp.max(logits, axis=-1, keepdims=True)
     exps = jnp.exp(logits - top)
@@ -137,17 +166,20 @@ def _terms(how: Any, logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, j
     return jnp.sum(jnp.where(counted[:, None], loss, 0)).astype(jnp.float32), slope
 
 
-def _zeros(leaf: jax.Array) -> jax.Array:
+def zeros_for(leaf: jax.Array) -> jax.Array:
+    """Where the gradient of a leaf is summed: in float32 at least."""
     if not jnp.issubdtype(leaf.dtype, jnp.inexact):
         return jnp.zeros((), jnp.float32)
     return jnp.zeros(leaf.shape, jnp.promote_types(leaf.dtype, jnp.float32))
 
 
-def _add(total: jax.Array, part: jax.Array) -> jax.Array:
+def added(total: jax.Array, part: jax.Array) -> jax.Array:
+    """With one more part of the gradient; integers have none."""
     return total if part.dtype == jax.dtypes.float0 else total + part.astype(total.dtype)
 
 
-def _scaled(total: jax.Array, grad: jax.Array, leaf: jax.Array) -> Any:
+def as_leaf(total: jax.Array, leaf: jax.Array) -> Any:
+    """The gradient that was summed up, as the leaf's own."""
     if not jnp.issubdtype(leaf.dtype, jnp.inexact):
         return np.zeros(leaf.shape, jax.dtypes.float0)
-    return (total * grad).astype(leaf.dtype)
+    return total.astype(leaf.dtype)

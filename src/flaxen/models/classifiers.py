@@ -46,6 +46,9 @@ class SequenceHead(Head):
         single = problem == "single_label_classification"
         return (cross_entropy if single else binary_cross_entropy)(out.logits, labels)
 
+    def labels(self) -> int:
+        return self.out_proj.weight.shape[0]
+
     def _problem(self, labels: Any) -> str:
         if self.problem is not None:
             return self.problem

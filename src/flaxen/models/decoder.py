@@ -13,11 +13,12 @@ from flaxen.cache import Cache, NewTokens, Order, described, empty
 from flaxen.core.tree import module, static, walk
 from flaxen.layers.attention import Attends
 from flaxen.layers.context import Context
-from flaxen.layers.cross_entropy import linear_cross_entropy, only_tokens
+from flaxen.layers.cross_entropy import Scoring, linear_cross_entropy, only_tokens
 from flaxen.layers.dropout import dropout
 from flaxen.layers.linear import Embedding, Linear, PositionTable
 from flaxen.layers.norm import Identity
 from flaxen.layers.runtime import PLAIN, Runtime
+from flaxen.layers.token_logps import token_logps
 from flaxen.models.fold import for_each, run
 from flaxen.models.skeleton import How, Skeleton
 
@@ -59,10 +60,13 @@ class Decoder(Skeleton):
 
         return loss_alone(self, how, **inputs)
 
-    def features(self, ids: jax.Array, mask: jax.Array, runtime: Runtime) -> jax.Array:
+    def features(
+        self, ids: jax.Array, mask: jax.Array, runtime: Runtime, dropout_key: Any = None
+    ) -> jax.Array:
         from flaxen.models.causal import whole_context
 
-        return self.hidden(ids, whole_context(self, ids.shape, runtime, mask))[0]
+        ctx = whole_context(self, ids.shape, runtime, mask, dropout_key=dropout_key)
+        return self.hidden(ids, ctx)[0]
 
     def ties(self) -> dict[str, str]:
         return {"lm_head.weight": "embed_tokens.weight"} if self.lm_head is None else {}
@@ -158,6 +162,42 @@ class Decoder(Skeleton):
                 vocab=self.embed_tokens.vocab,
                 **terms,
             )
+
+    def logps(
+        self,
+        ids: jax.Array,
+        targets: jax.Array,
+        ctx: Context,
+        extra: jax.Array | None = None,
+        *,
+        temperature: float = 1.0,
+        entropy: bool = False,
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """log p of each target (B, T), which stands at the slot that predicts it, and if asked the
+        entropy at each: float32, 0 where the target is -100. extra: as in `hidden`.
+
+        The (B, T, V) scores are never held at once.
+        """
+        x, _, _ = self.hidden(ids, ctx, extra=extra)
+        scoring, (weight, bias) = self.scoring()
+        with ctx.runtime.products():
+            found = token_logps(
+                x.reshape(-1, x.shape[-1]),
+                weight,
+                targets.reshape(-1),
+                bias=bias,
+                scoring=scoring,
+                temperature=temperature,
+                entropy=entropy,
+            )
+        logps, entropies = found
+        return logps.reshape(ids.shape), None if entropies is None else entropies.reshape(ids.shape)
+
+    def scoring(self) -> tuple[Scoring, tuple[Any, Any]]:
+        """How normalised hidden states are scored, and with which weight and bias."""
+        head = self.embed_tokens if self.lm_head is None else self.lm_head
+        how = Scoring(1, self.logit_softcap, self.logit_scale, self.embed_tokens.vocab)
+        return how, (head.weight, head.bias)
 
     def init_cache(
         self, batch: int, length: int, dtype: Any = None, runtime: Runtime = PLAIN

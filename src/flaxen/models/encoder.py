@@ -129,10 +129,13 @@ class Encoder(Skeleton):
             self.head.check(ids.shape, targets),
         )
 
-    def features(self, ids: jax.Array, mask: jax.Array, runtime: Runtime) -> jax.Array:
+    def features(
+        self, ids: jax.Array, mask: jax.Array, runtime: Runtime, dropout_key: Any = None
+    ) -> jax.Array:
         self.check_length(ids.shape[-1])
         positions = self.count(ids)
-        return self.hidden(ids, None, self.context(positions, mask.astype(bool), runtime))[0]
+        ctx = self.context(positions, mask.astype(bool), runtime, dropout_key)
+        return self.hidden(ids, None, ctx)[0]
 
     def context(
         self,
@@ -176,6 +179,17 @@ class Encoder(Skeleton):
         x = self.embed_norm(ctx.runtime.computing(x))
         x = ctx.runtime.constrain(x, "batch", "seq", "embed")
         return dropout(x, self.dropout, ctx.of_layer(len(self.layers)).dropout_key)
+
+    def row_scores(
+        self, ids: jax.Array, mask: jax.Array, runtime: Runtime, dropout_key: Any = None
+    ) -> jax.Array:
+        return forward(self, ids, mask, None, None, {}, dropout_key, runtime=runtime).logits
+
+    def labels(self) -> int | None:
+        return self.head.labels()
+
+    def heads(self) -> tuple[str, ...]:
+        return () if self.labels() is None else ("head",)
 
     def bare(self) -> bool:
         return isinstance(self.head, Bare)

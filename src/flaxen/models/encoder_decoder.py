@@ -66,11 +66,13 @@ class EncoderDecoder(Tower, Skeleton):
             attentions=how.attentions,
         )
 
-    def features(self, ids: jax.Array, mask: jax.Array, runtime: Runtime) -> jax.Array:
+    def features(
+        self, ids: jax.Array, mask: jax.Array, runtime: Runtime, dropout_key: Any = None
+    ) -> jax.Array:
         """The encoder's states."""
         if self.encoder.inputs[0] != "input_ids":
             raise InputError(f"This model reads {self.encoder.inputs[0]}, and no text.")
-        return self.encoded(ids, self.reading(ids, mask.astype(bool), runtime))[0]
+        return self.encoded(ids, self.reading(ids, mask.astype(bool), runtime, dropout_key))[0]
 
     def checked(self, inputs: dict[str, Any]) -> tuple[Any, Any, Any, Any, Any]:
         """The encoder's sequence and mask, the decoder's ids and mask, and labels.

@@ -67,6 +67,10 @@ class Head:
         """
         raise NotImplementedError
 
+    def labels(self) -> int | None:
+        """As `Skeleton.labels`."""
+        return None
+
     def ties(self) -> dict[str, str]:
         """As `Skeleton.ties`."""
         return {}

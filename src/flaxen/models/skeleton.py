@@ -73,11 +73,33 @@ class Skeleton:
         """The loss of a call with labels, for which nothing else need be made."""
         return self.call(how, **inputs).loss
 
-    def features(self, ids: jax.Array, mask: jax.Array, runtime: Runtime) -> jax.Array:
+    def features(
+        self, ids: jax.Array, mask: jax.Array, runtime: Runtime, dropout_key: Any = None
+    ) -> jax.Array:
         """Hidden states of token ids (B, T) after the last layer, (B, T, D); mask (B, T) is 0 for
         padding.
         """
         raise NotImplementedError
+
+    def row_scores(
+        self, ids: jax.Array, mask: jax.Array, runtime: Runtime, dropout_key: Any = None
+    ) -> jax.Array:
+        """Scores of the labels of each row, (B, L), of token ids (B, T); mask (B, T) is 0 for
+        padding.
+        """
+        raise NotImplementedError
+
+    def labels(self) -> int | None:
+        """How many labels it scores for a row; None if it scores none."""
+        return None
+
+    def heads(self) -> tuple[str, ...]:
+        """Parts that begin fresh with a task, and are trained in full beside adapters."""
+        return ()
+
+    def lacks(self) -> tuple[str, ...]:
+        """Parts that other models of its family have in their files."""
+        return ()
 
     def untied(self) -> Any:
         """The same with a head of its own in place of a tied one, as a description; None if only

@@ -58,8 +58,10 @@ class TwoTowers(Skeleton):
     def needs(self) -> tuple[str, ...]:
         return "input_ids", "pixel_values"
 
-    def features(self, ids: jax.Array, mask: jax.Array, runtime: Runtime) -> jax.Array:
-        return self.text.features(ids, mask, runtime)
+    def features(
+        self, ids: jax.Array, mask: jax.Array, runtime: Runtime, dropout_key: Any = None
+    ) -> jax.Array:
+        return self.text.features(ids, mask, runtime, dropout_key)
 
     def call(
         self,

@@ -135,11 +135,14 @@ def make_trainer(
 
 
 def trainable(tree: Any) -> Callable[[str, Any], bool]:
-    """Which leaves are trained: the adapters if there are any, else every float."""
+    """Which leaves are trained: the adapters, if there are any, and the head that a task
+    began with; else every float.
+    """
     found = adapters(tree)
     if found:
         wanted = {f"{path}.{side}" for path in found for side in "ab"}
-        return lambda path, leaf: path in wanted
+        heads = tuple(f"{head}." for head in tree.heads()) if hasattr(tree, "heads") else ()
+        return lambda path, leaf: path in wanted or path.startswith(heads)
     return lambda path, leaf: jnp.issubdtype(leaf.dtype, jnp.floating)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,9 @@ import numpy as np
 from flaxen.core.errors import InputError
 from flaxen.layers.cross_entropy import IGNORED
 from flaxen.text import encode, render_with_mask
+from flaxen.train.data.kinds import CAUSAL, expected, problem_of
 from flaxen.train.settings import Paths
 
-EXPECTED = (
-    'a JSON object with "text", or with "messages" (a list of {"role": ..., "content": ...}), '
-    'or with "prompt" and "completion"'
-)
 SHOWN = 5
 """How many bad lines one error lists."""
 
@@ -40,8 +37,9 @@ class Example:
     labels: np.ndarray
 
 
-def read_records(paths: Paths) -> list[Record]:
-    """Every document of one or more `.jsonl` or text files; a text file is one document.
+def read_records(paths: Paths, kinds: Sequence[str] = CAUSAL) -> list[Record]:
+    """Every document of one or more `.jsonl` or text files; a text file is one document. kinds:
+    which ones may be there, of `kinds.KINDS`.
 
     Raises:
         InputError: listing every bad line (the first five in full), before anything is used.
@@ -51,15 +49,16 @@ def read_records(paths: Paths) -> list[Record]:
     problems: list[str] = []
     for file in map(Path, files):
         for where, found in _lines(file):
-            if isinstance(found, str):
-                problems.append(f"{where}: {found}")
+            wrong = found if isinstance(found, str) else problem_of(found, kinds)
+            if isinstance(found, str) or wrong is not None:
+                problems.append(f"{where}: {wrong}")
             else:
                 records.append(Record(where, found))
     if problems:
         more = f"\n... and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
         raise InputError(
             "The training data has bad lines; expected on each: "
-            + EXPECTED
+            + expected(kinds)
             + ".\n"
             + "\n".join(problems[:SHOWN])
             + more
@@ -100,29 +99,7 @@ def _document(line: bytes) -> dict[str, Any] | str:
         return f"not JSON ({error})"
     if not isinstance(fields, dict):
         return f"found a {type(fields).__name__}"
-    kinds = [key for key in ("text", "messages", "prompt") if key in fields]
-    if len(kinds) != 1:
-        found = ", ".join(map(repr, fields)) or "nothing"
-        return f"found the keys {found}"
-    if kinds == ["messages"]:
-        return _bad_messages(fields["messages"]) or fields
-    for key in ("text",) if kinds == ["text"] else ("prompt", "completion"):
-        if not isinstance(fields.get(key), str):
-            return f"{key!r} is {str(fields.get(key))[:40]!r}, not a string"
     return fields
-
-
-def _bad_messages(messages: Any) -> str | None:
-    if not isinstance(messages, list) or not messages:
-        return "'messages' is not a list with at least one message"
-    for i, message in enumerate(messages):
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            return f"message {i} is {str(message)[:40]!r}, not an object with a role"
-        if not isinstance(message.get("content"), str | list | None):
-            return f"the content of message {i} is {str(message['content'])[:40]!r}, not text"
-    if not any(message["role"] == "assistant" for message in messages):
-        return "no message has the role 'assistant', so there is nothing to learn"
-    return None
 
 
 def tokenise(tok: Any, records: list[Record], seq_len: int) -> list[Example]:
@@ -166,12 +143,17 @@ def _tokens(tok: Any, fields: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
         ids = _ended(tok, encode(tok, fields["text"]))
         mask = [1] * len(ids)
     else:
-        prompt = _unended(tok, encode(tok, fields["prompt"]))
-        answer = tok(fields["completion"], add_special_tokens=False, verbose=False)["input_ids"]
-        ids = prompt + _ended(tok, answer)
-        mask = [0] * len(prompt) + [1] * (len(ids) - len(prompt))
+        prompt, answer = prompt_and_answer(tok, fields["prompt"], fields["completion"])
+        ids = prompt + answer
+        mask = [0] * len(prompt) + [1] * len(answer)
     tokens = np.asarray(ids, np.int32)
     return tokens, np.where(np.asarray(mask, bool), tokens, IGNORED).astype(np.int32)
+
+
+def prompt_and_answer(tok: Any, prompt: str, answer: str) -> tuple[list[int], list[int]]:
+    """Token ids of both; the answer with its EOS."""
+    before = _unended(tok, encode(tok, prompt))
+    return before, _ended(tok, tok(answer, add_special_tokens=False, verbose=False)["input_ids"])
 
 
 def _ended(tok: Any, ids: list[int]) -> list[int]:

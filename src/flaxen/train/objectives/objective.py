@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from flaxen.layers.runtime import Runtime
+from flaxen.train.data.kinds import CAUSAL
 
 Batch = dict[str, Any]
 """Arrays (accumulation, rows) or (accumulation, rows, tokens); of one micro-batch without the first
@@ -47,6 +48,9 @@ class Objective:
     compares: ClassVar[bool] = False
     """Whether it needs a second model that stays as it is: `reference`."""
 
+    kinds: ClassVar[tuple[str, ...]] = CAUSAL
+    """Which kinds of records it reads, of `data.kinds.KINDS`."""
+
     online: ClassVar[bool] = False
     """Whether a batch is made with the weights of its step: see `prepared`."""
 
@@ -58,6 +62,13 @@ class Objective:
         """
         Raises:
             InputError: a model that it cannot train.
+        """
+
+    def begin(self, model: Any, reference: Any) -> None:
+        """Look at the models of a run (`Model`s; no reference is None) before it reads its data.
+
+        Raises:
+            InputError: models that do not go together.
         """
 
     def source(self, tok: Any, records: Any, accumulation: int) -> Source:

@@ -59,8 +59,10 @@ def prepare(
     """
     objective = OBJECTIVES[config.objective](config, tok, reward)
     objective.check(model.module)
-    source = objective.source(tok, read_records(data), config.accumulation)
-    held_out = None if eval_data is None else objective.source(tok, read_records(eval_data), 1)
+    objective.begin(model, reference)
+    read = lambda paths: read_records(paths, objective.kinds)
+    source = objective.source(tok, read(data), config.accumulation)
+    held_out = None if eval_data is None else objective.source(tok, read(eval_data), 1)
     steps = config.steps or math.ceil(config.epochs * source.per_epoch)
     about = {"data": source.fingerprint(), "model": checksum(model.module), "steps": steps}
     if reference is not None:

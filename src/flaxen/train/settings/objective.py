@@ -9,6 +9,30 @@ from flaxen.train.settings.field import setting
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ObjectiveSettings:
-    """`objective` is one of `train.objectives.OBJECTIVES`."""
+    """`objective` is one of `train.objectives.OBJECTIVES`; the others are for some of them, as
+    docs/objectives.md says.
+    """
 
     objective: str = setting("causal", "What is minimised.")
+    beta: float = setting(0.1, "How much preferences weigh against the reference.", above=0)
+    loss_type: str = setting("sigmoid", "Which loss of dpo.")
+    dpo_label_smoothing: float = setting(
+        0.0, "How many preferences are the other way round.", least=0, most=0.499
+    )
+    simpo_gamma: float = setting(0.5, "The margin of simpo.", least=0)
+    cpo_alpha: float = setting(1.0, "What the likelihood of the chosen weighs in cpo.", least=0)
+    desirable_weight: float = setting(1.0, "What a good answer weighs in kto.", least=0)
+    undesirable_weight: float = setting(1.0, "What a bad answer weighs in kto.", least=0)
+    center_rewards_coefficient: float = setting(
+        0.0, "Pulls the rewards of a pair together to zero.", least=0
+    )
+    distillation_beta: float = setting(
+        0.0, "0: forward KL, 1: reverse KL, between: their generalised JSD.", least=0, most=1
+    )
+    distillation_temperature: float = setting(1.0, "Of teacher and student.", above=0)
+    distillation_alpha: float = setting(
+        0.0, "What the data itself weighs; the teacher has the rest.", least=0, most=1
+    )
+    embedding_temperature: float = setting(0.05, "Divides the similarities of texts.", above=0)
+    embedding_symmetric: bool = setting(False, "Texts find their queries too.")
+    mlm_probability: float = setting(0.15, "How many tokens masked hides.", above=0, most=1)
