@@ -82,7 +82,7 @@ def test_ranges_are_checked_all_at_once():
         "batch_size is 0, expected at least 1",
         "clip is -1.0, expected more than 0",
         "beta1 is 2.0, expected at most 1",
-        "dtype is 'float64', expected float32 or bfloat16",
+        "dtype is 'float64', expected float32, bfloat16 or float16",
     ):
         assert wrong in str(error.value)
 

@@ -20,6 +20,7 @@ COMMANDS = {
     "chat": "Talk with a model, turn by turn.",
     "transcribe": "Write down what is said in a WAV file.",
     "embed": "One vector for each text, and how alike they are.",
+    "data": "Show what is learned from: one example with its loss, or all in numbers.",
     "train": "Fine-tune a model, in full or with low-rank adapters.",
     "convert": "Write a checkpoint as a Hugging Face folder.",
     "quantize": "Round weights to 8 or 4 bits: what it costs and saves, and a folder of it.",
@@ -31,7 +32,14 @@ COMMANDS = {
     "demo": "The whole way with a real model: answer, convert, shard, fine-tune, save.",
 }
 
-EXTRAS = {"optax": "train", "gguf": "gguf", "matplotlib": "show"}
+EXTRAS = {
+    "optax": "train",
+    "grain": "train",
+    "pyarrow": "data",
+    "datasets": "data",
+    "gguf": "gguf",
+    "matplotlib": "show",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from flaxen.text.chat import encode_chat, encode_rendered, render_chat, render_with_mask
+from flaxen.text.chat import (
+    encode_all_rendered,
+    encode_chat,
+    encode_rendered,
+    learned_tokens,
+    render_chat,
+    render_with_mask,
+    render_with_spans,
+    tokens_in,
+)
 from flaxen.text.streaming import TextStream
-from flaxen.text.tokenizer import decode, encode, tokenizer
+from flaxen.text.tokenizer import decode, encode, encode_all, encode_all_with_offsets, tokenizer
 
 __all__ = [
     "TextStream",
     "decode",
     "encode",
+    "encode_all",
+    "encode_all_rendered",
+    "encode_all_with_offsets",
     "encode_chat",
     "encode_rendered",
+    "learned_tokens",
     "render_chat",
     "render_with_mask",
+    "render_with_spans",
     "tokenizer",
+    "tokens_in",
 ]

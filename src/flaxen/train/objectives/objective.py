@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Protocol
+from collections.abc import Sequence
+from typing import Any, ClassVar, Protocol, Self
 
 import jax
 import numpy as np
 
+from flaxen.core.errors import InputError
 from flaxen.layers.runtime import Runtime
 from flaxen.train.data.kinds import CAUSAL
+from flaxen.train.data.parts import Part
 
 Batch = dict[str, Any]
 """Arrays (accumulation, rows) or (accumulation, rows, tokens); of one micro-batch without the first
@@ -34,6 +37,10 @@ class Source(Protocol):
 
     def fingerprint(self) -> str:
         """A hash of all that is learned from."""
+        ...
+
+    def mixed(self, others: Sequence[Self], weights: Sequence[float]) -> Self:
+        """This and others by weight: their rows take turns."""
         ...
 
 
@@ -78,6 +85,16 @@ class Objective:
             InputError: records that it cannot learn from, by file and line.
         """
         raise NotImplementedError
+
+    def stream(self, tok: Any, parts: Sequence[Part], accumulation: int) -> Source:
+        """Batches of data that is read while a run goes on.
+
+        Raises:
+            InputError: the objective has no use for such.
+        """
+        raise InputError(
+            f"The objective {self.config.objective!r} reads its data whole; leave streaming out."
+        )
 
     def prepared(
         self, batch: dict[str, np.ndarray], model: Any, step: int

@@ -11,8 +11,8 @@ from flaxen.core.errors import CheckpointError, InputError
 from flaxen.families import find
 from flaxen.layers.runtime import Runtime
 from flaxen.train.checkpoint import Checkpoints, checksum
-from flaxen.train.data.records import read_records
 from flaxen.train.objectives import OBJECTIVES, Objective, Source
+from flaxen.train.run.source import learned_from, tested_on
 from flaxen.train.settings import Paths, TrainConfig
 from flaxen.train.step import Trainer, TrainState, make_trainer
 from flaxen.tune import adapters, add_lora
@@ -60,9 +60,8 @@ def prepare(
     objective = OBJECTIVES[config.objective](config, tok, reward)
     objective.check(model.module)
     objective.begin(model, reference)
-    read = lambda paths: read_records(paths, objective.kinds)
-    source = objective.source(tok, read(data), config.accumulation)
-    held_out = None if eval_data is None else objective.source(tok, read(eval_data), 1)
+    source = learned_from(objective, tok, data)
+    held_out = None if eval_data is None else tested_on(objective, tok, eval_data)
     steps = config.steps or math.ceil(config.epochs * source.per_epoch)
     about = {"data": source.fingerprint(), "model": checksum(model.module), "steps": steps}
     if reference is not None:
