@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,7 +24,10 @@ def train(
     model: Annotated[
         str | None, about("A Hugging Face folder, a hub id or a file of weights.")
     ] = None,
-    data: Annotated[list[str] | None, about("What is learned from: files or globs.")] = None,
+    data: Annotated[
+        list[str] | None,
+        about("What is learned from: files, globs, folders, hf:owner/name; FILE=3 has a weight."),
+    ] = None,
     *,
     config: Annotated[str | None, about("A YAML file of settings; flags win over it.")] = None,
     full: Annotated[bool, about("Train all weights instead of adapters.")] = False,
@@ -62,10 +64,11 @@ def run(settings: RunConfig, progress: bool = False) -> Result:
 
     import flaxen
     from flaxen.train import train
+    from flaxen.train.data.parts import parts_of
 
-    for path in (*_listed(settings.data), *_listed(settings.eval_data)):
-        if not Path(path).is_file():
-            raise InputError(f"There is no file {path!r} to learn from.")
+    for data in (settings.data, settings.eval_data):
+        if data is not None:
+            parts_of(data, settings.columns)  # before a model is loaded
     reward = None if settings.reward is None else function_of(settings.reward)
     enough_cpu_devices(settings.mesh)
     keep_programs()
@@ -86,10 +89,6 @@ def run(settings: RunConfig, progress: bool = False) -> Result:
         reference=None if settings.reference is None else load(settings.reference),
         reward=reward,
     )
-
-
-def _listed(paths: str | Sequence[str] | None) -> list[str]:
-    return [paths] if isinstance(paths, str) else list(paths or ())
 
 
 def function_of(name: str) -> Any:

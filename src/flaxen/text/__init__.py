@@ -13,6 +13,7 @@ from flaxen.text.chat import (
     tokens_in,
 )
 from flaxen.text.streaming import TextStream
+from flaxen.text.token_texts import token_texts
 from flaxen.text.tokenizer import decode, encode, encode_all, encode_all_with_offsets, tokenizer
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "render_chat",
     "render_with_mask",
     "render_with_spans",
+    "token_texts",
     "tokenizer",
     "tokens_in",
 ]

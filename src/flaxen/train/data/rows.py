@@ -57,6 +57,7 @@ class RowBatches:
         return dataclasses.replace(
             self,
             rows=[row for source in sources for row in source.rows],
+            blank={key: value for source in sources for key, value in source.blank.items()},
             counts=tuple(len(source.rows) for source in sources),
             weights=tuple(weights),
         )
@@ -72,8 +73,8 @@ class RowBatches:
         for micro in range(self.accumulation):
             here = chosen[micro * self.batch_size :][: self.batch_size]
             for i, row in enumerate(self.compose([self.rows[number] for number in here])):
-                for key, array in batch.items():
-                    place = array[micro, i : i + 1]
+                for key in batch.keys() & row.keys():
+                    place = batch[key][micro, i : i + 1]
                     place[..., : row[key].size] = row[key]
         return batch
 
