@@ -106,7 +106,7 @@ def render_with_spans(
     if train_on == "all" and len(turns) == len(plain):
         return text, [(0, len(text))]
     if train_on == "all" or not _MARKER.search(_template(tok, tools)):
-        return text, list(_spans(tok, plain, tools, text, turns))
+        return text, list(_spans(tok, plain, tools, text, turns, headers=train_on == "all"))
     if turns == answers:
         return text, marked
     if len(marked) != len(answers):
@@ -179,11 +179,13 @@ def _spans(
     tools: Any,
     text: str,
     turns: Sequence[int],
+    headers: bool,
 ) -> Iterator[Span]:
-    """The characters of each of these turns: from the end of its prompt to its own end."""
+    """The characters of each of these turns: from the end of its prompt to its own end or, with
+    headers, from the end of the turn before to all that the template writes of it.
+    """
     for i in turns:
-        answer = messages[i]["role"] == "assistant"
-        prompt = _render(tok, messages[:i], tools, answer)[0] if i or answer else ""
+        prompt = _render(tok, messages[:i], tools, not headers)[0] if i or not headers else ""
         through = _render(tok, messages[: i + 1], tools, False)[0]
         if not (text.startswith(through) and through.startswith(prompt)):
             raise InputError(
@@ -191,7 +193,7 @@ def _spans(
                 "the assistant's tokens cannot be told. Mark them in the template with "
                 "{% generation %} ... {% endgeneration %}, or train on one answer at a time."
             )
-        yield len(prompt), _end_of_turn(tok, through)
+        yield len(prompt), len(through) if headers else _end_of_turn(tok, through)
 
 
 def _end_of_turn(tok: PreTrainedTokenizerFast, text: str) -> int:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-BEFORE = 8
-"""Tokens before one that decide how it is written."""
+LONGEST = 4
+"""Tokens that one character may be made of: its bytes."""
 
 
 def token_texts(tok: PreTrainedTokenizerFast, ids: Sequence[int]) -> list[str]:
@@ -17,14 +17,13 @@ def token_texts(tok: PreTrainedTokenizerFast, ids: Sequence[int]) -> list[str]:
     within a character adds nothing, the one that completes it adds it all.
     """
     write = lambda some: tok.backend_tokenizer.decode(list(some), skip_special_tokens=False)
-    texts, start = [], 0
+    texts: list[str] = []
+    before, here = 0, 0  # where the last whole piece begins, and the one that is being read
     for i in range(len(ids)):
-        before, now = write(ids[start:i]), write(ids[start : i + 1])
-        if now.endswith("\ufffd") and i + 1 < len(ids) and i - start < BEFORE:
+        now = write(ids[before : i + 1])
+        if now.endswith("\ufffd") and i + 1 < len(ids) and i - here < LONGEST:
             texts.append("")
             continue
-        done = sum(map(len, texts[start:i]))
-        before = now[:done] if len(before) != done else before
-        texts.append(now[len(before) :])
-        start = max(start, i + 1 - BEFORE)
+        texts.append(now[len(write(ids[before:here])) :])
+        before, here = here, i + 1
     return texts

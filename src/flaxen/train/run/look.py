@@ -101,17 +101,17 @@ def statistics(
     examples = cut(tokens, seq_len)
     rows = pack(examples.lengths, seq_len) if len(examples) else []
     kept = int(examples.lengths.sum())
-    edges = 2 ** np.arange(int(max(lengths.max(initial=1), 2) - 1).bit_length() + 1)
+    edges = 2 ** np.arange(int(max(lengths.max(), 2) - 1).bit_length() + 1)
     counts = np.histogram(lengths, np.concatenate([[0], edges + 1]))[0]
     return {
         "documents": len(lengths),
         "tokens": int(lengths.sum()),
         "learned": int(np.count_nonzero(tokens.learned)),
         "lengths": {
-            "least": int(lengths.min(initial=0)),
-            "median": float(np.median(lengths)) if len(lengths) else 0.0,
-            "mean": float(lengths.mean()) if len(lengths) else 0.0,
-            "most": int(lengths.max(initial=0)),
+            "least": int(lengths.min()),
+            "median": float(np.median(lengths)),
+            "mean": float(lengths.mean()),
+            "most": int(lengths.max()),
         },
         "histogram": {int(edge): int(n) for edge, n in zip(edges, counts, strict=True)},
         "seq_len": seq_len,
