@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -53,6 +54,12 @@ def model(base: str = "llama", head: str = "", labels: int = 2, mesh: str | None
 
 
 @functools.cache
+def teacher(mesh: str | None = None) -> Model:
+    """A wider one, with other weights."""
+    return from_config(LLAMA | {"hidden_size": 32}, seed=1, mesh=mesh)
+
+
+@functools.cache
 def tok() -> Any:
     found = word_tokenizer(VOCAB)
     found.add_special_tokens({"mask_token": "<mask>"})
@@ -64,7 +71,12 @@ def records(*fields: dict[str, Any]) -> list[Record]:
 
 
 def settings(name: str, **more: Any) -> TrainConfig:
-    plain = {"seq_len": T, "batch_size": 2, "schedule": "constant", "learning_rate": 0.02}
+    plain: dict[str, Any] = {
+        "seq_len": T,
+        "batch_size": 2,
+        "schedule": "constant",
+        "learning_rate": 0.02,
+    }
     return TrainConfig(output="unused", objective=name, **plain | {"clip": None} | more)
 
 
@@ -82,6 +94,8 @@ class Run:
         **more: Any,
     ):
         config = settings(name, **more)
+        if (how := config.checkpointing()) is not None:
+            model = model.replace(runtime=dataclasses.replace(model.runtime, checkpointing=how))
         self.model, self.objective = model, OBJECTIVES[name](config, tok())
         self.objective.check(model.module)
         self.objective.begin(model, reference)
@@ -95,7 +109,7 @@ class Run:
             objective=self.objective,
             reference=None if reference is None else reference.module,
         )
-        self.rows: list[dict[str, float]] = []
+        self.rows: list[dict[str, Any]] = []
         self.step(steps)
 
     def step(self, steps: int) -> None:
@@ -104,15 +118,17 @@ class Run:
             self.state, told = self.trainer.step(self.state, self.trainer.frozen, batch)
             self.rows.append(told)
 
+    def row(self, step: int) -> dict[str, float]:
+        """What a step told, before it changed anything."""
+        return {key: float(x) for key, x in self.rows[step].items()}
+
     def told(self) -> dict[str, float]:
-        """The means over the first batch, as the model is now."""
+        """The means over the first batch, as the model is now; nothing is trained for it."""
         batch = {k: x[:1] for k, x in self.source.batch_at(0).items()}
         placed = place_batch(batch, self.model.runtime)
         loss, told, weight = self.trainer.evaluate(self.state, self.trainer.frozen, placed)
-        found = {"loss": loss, **told}
-        return {key: float(x) / float(weight) for key, x in found.items()} | {
-            "weight": float(weight)
-        }
+        means = {key: float(x) / float(weight) for key, x in {"loss": loss, **told}.items()}
+        return means | {"weight": float(weight)}
 
     def weights(self) -> dict[str, np.ndarray]:
         """Of the trained model, by path."""

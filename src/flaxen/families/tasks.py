@@ -5,6 +5,7 @@ decoders that classify.
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,7 +32,9 @@ def asked(raw: Mapping[str, Any], task: str, labels: int | Sequence[str]) -> dic
     names = [f"LABEL_{i}" for i in range(labels)] if isinstance(labels, int) else list(labels)
     if not names or not all(isinstance(name, str) for name in names) or len({*names}) < len(names):
         raise ConfigError(f"num_labels is {labels!r}; expected a number from 1 on, or their names.")
-    table = getattr(transformers().models.auto.modeling_auto, TASKS[task])
+    # Transformers' own front door to this table asks for torch; its file does not.
+    transformers()
+    table = getattr(importlib.import_module("transformers.models.auto.modeling_auto"), TASKS[task])
     name = table.get(raw.get("model_type"))
     if name is None:
         raise ConfigError(

@@ -71,8 +71,8 @@ def save_adapter(
     base: str | None = None,
 ) -> Path:
     """Write the adapters of a model; `names` is its family's table, `base` the name of the model
-    they belong to. `fan_in_fan_out` tells PEFT that the projections lie `[in, out]` in the base's
-    file; adapters look the same either way.
+    they belong to. A head that a task began with is written whole. `fan_in_fan_out` tells PEFT that
+    the projections lie `[in, out]` in the base's file; adapters look the same either way.
 
     Raises:
         ConfigError: when the model has none, or one on a part of a tensor of the file.
@@ -90,9 +90,12 @@ def save_adapter(
             for module, one in zip(modules, _each(np.asarray(array), leaf.stacked), strict=True):
                 flat = (leaf.rank, -1) if side == "A" else (-1, leaf.rank)
                 tensors[f"{PREFIX}{module}.lora_{side}.weight"] = one.reshape(flat)
+    heads = _heads(tree, names)
+    tensors |= {f"{PREFIX}{name}": np.asarray(weight) for name, weight in heads.items()}
     config = {
         "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
+        "task_type": "SEQ_CLS" if heads else "CAUSAL_LM",
+        "modules_to_save": sorted({name.rpartition(".")[0] for name in heads}) or None,
         "base_model_name_or_path": base,
         "r": next(iter(found.values())).rank,
         "lora_alpha": alpha,
@@ -108,6 +111,12 @@ def save_adapter(
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     return folder
+
+
+def _heads(tree: Any, names: Mapping[str, Any]) -> dict[str, Any]:
+    """Weights that are trained in full beside adapters, by the names of the hub."""
+    rename, starts = renamer(names), tuple(f"{head}." for head in tree.heads())
+    return {rename(path): x for path, x in paths(tree).items() if path.startswith(starts)}
 
 
 def load_adapter(tree: Any, folder: str | os.PathLike[str], names: Mapping[str, Any]) -> Any:

@@ -73,9 +73,8 @@ class RowBatches:
         for micro in range(self.accumulation):
             here = chosen[micro * self.batch_size :][: self.batch_size]
             for i, row in enumerate(self.compose([self.rows[number] for number in here])):
-                for key in batch.keys() & row.keys():
-                    place = batch[key][micro, i : i + 1]
-                    place[..., : row[key].size] = row[key]
+                for key, value in row.items():
+                    batch[key][micro, i : i + 1][..., : value.size] = value
         return batch
 
     def fingerprint(self) -> str:
