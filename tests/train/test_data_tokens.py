@@ -94,6 +94,11 @@ def test_padding_that_is_eos_leaves_the_real_one():
     assert labels(tok, {"text": "a b"}) == [A, B, EOS]
 
 
+def test_an_end_that_is_there_already_is_not_written_twice(tok):
+    assert labels(tok, {"text": "a </s>"}) == [A, EOS]
+    assert labels(tok, {"prompt": "a", "completion": "b </s>"}) == [-100, B, EOS]
+
+
 @pytest.mark.parametrize(
     ("train_on", "expected"),
     [

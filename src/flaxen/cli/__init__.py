@@ -35,7 +35,7 @@ COMMANDS = {
 EXTRAS = {
     "optax": "train",
     "grain": "train",
-    "pyarrow": "data",
+    "pyarrow": "parquet",
     "datasets": "data",
     "gguf": "gguf",
     "matplotlib": "show",

@@ -20,7 +20,9 @@ WIDTHS = 8
 class Rows(Sequence[Sequence[Example]]):
     """Rows of examples; of row i they are `members[bounds[i]:bounds[i + 1]]`."""
 
-    def __init__(self, examples: Sequence[Example], rows: Sequence[Sequence[int]] | None = None):
+    def __init__(
+        self, examples: Sequence[Example], rows: Sequence[Sequence[int] | np.ndarray] | None = None
+    ):
         """rows: which examples each has; None: each has one."""
         count = len(examples)
         self.examples = examples
@@ -149,7 +151,6 @@ def make_batches(
     if packing:
         # Neighbours of a file are often alike: they would share rows in every epoch.
         order = permutation(seed, 0, len(examples))
-        rows = pack(lengths_of(examples)[order], seq_len)
-        rows = [order[row] for row in rows]
+        rows = [order[row] for row in pack(lengths_of(examples)[order], seq_len)]
     parts = (Rows(examples, rows),)
     return Batches(parts, seq_len, batch_size, accumulation, seed, by_length=by_length)

@@ -44,7 +44,7 @@ def opened(data: HubData, streaming: bool = False) -> Any:
     Raises:
         InputError: there is none, or it has no such split.
     """
-    import datasets
+    import datasets  # type: ignore[import-not-found]
 
     try:
         return datasets.load_dataset(

@@ -83,7 +83,8 @@ class Order:
             for i, (a, b) in enumerate(itertools.pairwise(starts))
         ]
         # grain.MapDataset.mix rounds proportions to multiples of a hundredth of the least.
-        return grain.MapDataset.select_from_datasets(parts, Turns(self.weights))
+        turns: Any = Turns(self.weights)
+        return grain.MapDataset.select_from_datasets(parts, turns)
 
 
 def _seed(seed: int, part: int) -> int:

@@ -124,7 +124,7 @@ def stored(here: Path) -> Tokens | None:
     """Tokens that were written there, mapped; None if they are not all there."""
     try:
         about = json.loads((here / "about.json").read_text(encoding="utf-8"))
-        arrays = {
+        arrays: dict[str, np.ndarray] = {
             name: np.memmap(here / f"{name}.bin", kind, mode="r") for name, kind in ARRAYS.items()
         }
     except (OSError, ValueError):
