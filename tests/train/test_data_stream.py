@@ -93,6 +93,17 @@ def test_a_bad_line_is_told_when_it_comes(tok, tmp_path):
                 batches.batch_at(step)
 
 
+def test_what_is_too_long_is_told_once(tok, tmp_path, caplog):
+    path = tmp_path / "a.jsonl"
+    line = {"prompt": "w10 " * 5, "completion": "w11 " * 5}
+    path.write_text((json.dumps(line) + "\n") * 4)
+    config = TrainConfig(output="x", streaming=True, steps=9, seq_len=8, batch_size=2)
+    batches = Stream(tok, parts_of(path), config, 1, ("completion",))
+    for step in range(9):
+        batches.batch_at(step)
+    assert caplog.text.count("4 of 4 chats and completions are longer than seq_len=8") == 1
+
+
 def test_a_stream_of_nothing_ends(tok, tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text("\n")

@@ -11,7 +11,7 @@ import numpy as np
 
 from flaxen.core.errors import InputError
 from flaxen.train.data.encoding import encoded
-from flaxen.train.data.examples import Example, cut
+from flaxen.train.data.examples import Example, cut, tell_overlong
 from flaxen.train.data.order import Turns
 from flaxen.train.data.packing import filled_batch, packed
 from flaxen.train.data.parts import Part, weights_of
@@ -43,6 +43,7 @@ class Stream:
         self.shape = (accumulation, config.batch_size)
         self._rows: Iterator[list[Example]] = iter(())
         self._next = -1
+        self._told = False
 
     @property
     def per_epoch(self) -> int:
@@ -113,7 +114,11 @@ class Stream:
         config = self.config
         documents = encoded(self.tok, records, config.train_on)
         while together := list(itertools.islice(documents, TOGETHER)):
-            yield from cut(in_memory(together), config.seq_len, config.overlong)
+            examples = cut(in_memory(together), config.seq_len, config.overlong)
+            if not self._told:
+                tell_overlong(examples.overlong, len(together), config.seq_len, config.overlong)
+                self._told = examples.overlong > 0
+            yield from examples
 
 
 def shuffled(records: Iterable[Record], size: int, seed: tuple[int, int]) -> Iterator[Record]:
