@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from tiny_words import CHATML
 
 from flaxen.core.errors import InputError
-from flaxen.text import decode, encode, encode_chat, render_chat, render_with_mask
+from flaxen.text import (
+    decode,
+    encode,
+    encode_chat,
+    render_chat,
+    render_with_mask,
+    token_texts,
+    tokens_in,
+)
 
 HELLO = [{"role": "user", "content": "hello"}]
 TALK = [
@@ -186,3 +195,52 @@ def test_a_template_that_rewrites_earlier_turns_is_an_error(tok):
 
 def test_decoding_leaves_special_tokens_out(tok):
     assert decode(tok, encode_chat(tok, HELLO)) == "user\nhello\nassistant\n"
+
+
+def test_tokens_lie_in_spans_as_a_loop_says():
+    """A token shares a character with a span or, trimmed down to nothing, ends in it."""
+    draw = np.random.default_rng(0)
+    for _ in range(200):
+        edges = np.sort(draw.integers(0, 12, (9, 2)), axis=1)
+        offsets, spans = edges[:6], [(a, b) for a, b in edges[6:].tolist() if a < b]
+        expected = [
+            any(a < stop <= b if start == stop else start < b and stop > a for a, b in spans)
+            for start, stop in offsets.tolist()
+        ]
+        assert tokens_in(offsets.tolist(), spans).tolist() == expected
+
+
+def test_the_last_answer_alone_may_be_learned(tok):
+    for template in (CHATML, MARKED):
+        tok.chat_template = template
+        ids, mask = render_with_mask(tok, TALK, train_on="last")
+        assert marked(tok, ids, mask).strip() == "no<|im_end|>"
+
+
+def test_everything_may_be_learned(tok):
+    ids, mask = render_with_mask(tok, TALK, train_on="all")
+    assert marked(tok, ids, mask) == render_chat(tok, TALK, add_generation_prompt=False)
+    one = [HELLO[0] | {"train": False}, *TALK[1:]]
+    ids, mask = render_with_mask(tok, one, train_on="all")
+    assert marked(tok, ids, mask) == render_chat(tok, TALK[1:], add_generation_prompt=False)
+
+
+def test_an_answer_that_stands_alone_is_learned_without_its_header(tok):
+    talk = [{"role": "assistant", "content": "hello"}]
+    tok.chat_template = CHATML
+    ids, mask = render_with_mask(tok, talk)
+    assert marked(tok, ids, mask) == "hello<|im_end|>"
+
+
+def test_texts_of_tokens_make_up_the_text(tok):
+    for text in ("hello  a\n\n\u00e9\u4e2d\U0001f600!", "<|im_start|>a<|im_end|>\n"):
+        ids = encode(tok, text)
+        assert "".join(token_texts(tok, ids)) == tok.backend_tokenizer.decode(
+            ids, skip_special_tokens=False
+        )
+
+
+def test_texts_of_word_pieces_keep_their_spaces(piece_tok):
+    ids = encode(piece_tok, "hello hello")
+    whole = piece_tok.backend_tokenizer.decode(ids, skip_special_tokens=False)
+    assert "".join(token_texts(piece_tok, ids)) == whole

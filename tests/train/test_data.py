@@ -9,8 +9,10 @@ import pytest
 from words import TEMPLATE, word_tokenizer
 
 from flaxen.core.errors import InputError
-from flaxen.train.data.packing import blank, fill, make_batches, pack
-from flaxen.train.data.records import Example, read_records, tokenise
+from flaxen.train.data.batches import make_batches
+from flaxen.train.data.examples import Example, tokenise
+from flaxen.train.data.packing import blank, fill, pack
+from flaxen.train.data.records import read_records
 
 EOS, A, B, C, D = 2, 4, 5, 6, 7
 

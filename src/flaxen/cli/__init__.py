@@ -20,6 +20,7 @@ COMMANDS = {
     "chat": "Talk with a model, turn by turn.",
     "transcribe": "Write down what is said in WAV files.",
     "embed": "One vector for each text, and how alike they are.",
+    "data": "Show what is learned from: one example with its loss, or all in numbers.",
     "train": "Fine-tune a model, in full or with low-rank adapters.",
     "plot": "Draw the curves of runs, side by side.",
     "convert": "Write a checkpoint as a Hugging Face folder.",
@@ -33,7 +34,14 @@ COMMANDS = {
     "demo": "The whole way with a real model: answer, convert, shard, fine-tune, save.",
 }
 
-EXTRAS = {"optax": "train", "gguf": "gguf", "matplotlib": "show"}
+EXTRAS = {
+    "optax": "train",
+    "grain": "train",
+    "pyarrow": "parquet",
+    "datasets": "data",
+    "gguf": "gguf",
+    "matplotlib": "show",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

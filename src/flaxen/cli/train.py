@@ -26,7 +26,10 @@ def train(
     model: Annotated[
         str | None, about("A Hugging Face folder, a hub id or a file of weights.")
     ] = None,
-    data: Annotated[list[str] | None, about("What is learned from: files or globs.")] = None,
+    data: Annotated[
+        list[str] | None,
+        about("What is learned from: files, globs, folders, hf:owner/name; FILE=3 has a weight."),
+    ] = None,
     *,
     config: Annotated[str | None, about("A YAML file of settings; flags win over it.")] = None,
     full: Annotated[bool, about("Train all weights instead of adapters.")] = False,
@@ -65,13 +68,14 @@ def run(settings: RunConfig, progress: bool = False) -> Result:
     import flaxen
     from flaxen.shard.processes import join
     from flaxen.train import train
+    from flaxen.train.data.parts import parts_of
     from flaxen.train.run.folder import check_output
     from flaxen.train.run.sinks import check_sinks
 
     check_sinks(settings)
-    for path in (*_listed(settings.data), *_listed(settings.eval_data)):
-        if not Path(path).is_file():
-            raise InputError(f"There is no file {path!r} to learn from.")
+    for data in (settings.data, settings.eval_data):
+        if data is not None:
+            parts_of(data, settings.columns)  # before a model is loaded
     rewards = [function_of(name) for name in _listed(settings.reward)]
     check_output(settings.output)
     # What orbax's threads log in full, our error says in a line.

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import re
 import typing
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from flaxen.cli.options import Count
+from flaxen.core.errors import InputError
 from flaxen.train.settings import RunConfig
 
 
@@ -50,4 +52,20 @@ def given(flags: Any) -> dict[str, Any]:
     if targets and len(targets) == 1 and not re.fullmatch(r"\w+", targets[0]):
         # One that is no name is an expression for whole paths.
         values["lora_targets"] = targets[0]
+    if "columns" in values:
+        values["columns"] = as_mapping(values["columns"])
     return values
+
+
+def as_mapping(pairs: Sequence[str] | None) -> dict[str, str] | None:
+    """`ours=theirs` of each, as a mapping.
+
+    Raises:
+        InputError: one without `=`.
+    """
+    if not pairs:
+        return None
+    wrong = next((pair for pair in pairs if "=" not in pair), None)
+    if wrong is not None:
+        raise InputError(f"--columns {wrong!r} lacks a '='; write for example prompt=instruction.")
+    return dict(pair.split("=", 1) for pair in pairs)

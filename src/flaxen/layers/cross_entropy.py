@@ -33,8 +33,12 @@ class Scoring(NamedTuple):
         return _cap(self, _product(self, x, head))
 
 
-Terms = tuple[Scoring, float, float]
-"""How scores are made, label_smoothing, z_loss."""
+class Costs(NamedTuple):
+    """How scores are made, and what a row of them costs; see `linear_cross_entropy`."""
+
+    scoring: Scoring
+    label_smoothing: float
+    z_loss: float
 
 
 def widened(x: jax.Array, weight: Any) -> tuple[jax.Array, Any]:
@@ -80,23 +84,23 @@ def linear_cross_entropy(
     labels = jnp.pad(labels, (0, short), constant_values=IGNORED)
     x = jnp.swapaxes(x.reshape(chunk, chunks, *x.shape[1:]), 0, 1)
     labels = labels.reshape(chunk, chunks).T
-    how = Scoring(contract, softcap, scale, vocab)
-    return _nll((how, label_smoothing, z_loss), x, (weight, bias), labels), count
+    how = Costs(Scoring(contract, softcap, scale, vocab), label_smoothing, z_loss)
+    return _nll(how, x, (weight, bias), labels), count
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _nll(how: Terms, x: jax.Array, head: Any, labels: jax.Array) -> jax.Array:
+def _nll(how: Costs, x: jax.Array, head: Any, labels: jax.Array) -> jax.Array:
     def step(total: jax.Array, rows: Any) -> Any:
-        logits = how[0](rows[0], head)
+        logits = how.scoring(rows[0], head)
         return total + _terms(how, logits, rows[1])[0], None
 
     return jax.lax.scan(step, jnp.zeros((), jnp.float32), (x, labels))[0]
 
 
-def _nll_fwd(how: Terms, x: jax.Array, head: Any, labels: jax.Array) -> Any:
+def _nll_fwd(how: Costs, x: jax.Array, head: Any, labels: jax.Array) -> Any:
     def step(carry: Any, rows: Any) -> Any:
-        raw, pull = jax.vjp(functools.partial(_product, how[0]), rows[0], head)
-        logits, uncap = jax.vjp(functools.partial(_cap, how[0]), raw)
+        raw, pull = jax.vjp(functools.partial(_product, how.scoring), rows[0], head)
+        logits, uncap = jax.vjp(functools.partial(_cap, how.scoring), raw)
         nll, slope = _terms(how, logits, rows[1])
         dx, dhead = pull(*uncap(slope))
         total, sums = carry
@@ -107,7 +111,7 @@ def _nll_fwd(how: Terms, x: jax.Array, head: Any, labels: jax.Array) -> Any:
     return total, (dx, dhead, head)
 
 
-def _nll_bwd(how: Terms, kept: Any, grad: jax.Array) -> Any:
+def _nll_bwd(how: Costs, kept: Any, grad: jax.Array) -> Any:
     dx, dhead, head = kept
     dhead = jax.tree.map(lambda d, w: as_leaf(d * grad, w), dhead, head)
     return (dx * grad).astype(dx.dtype), dhead, None
@@ -138,7 +142,7 @@ def only_tokens(logits: jax.Array, vocab: int) -> jax.Array:
     return jnp.where(jnp.arange(logits.shape[-1]) < vocab, logits, -jnp.inf)
 
 
-def _terms(how: Terms, logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _terms(how: Costs, logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The summed loss of (R, V) logits, and its slope in each of them."""
     _, smoothing, z_loss = how
     counted = labels != IGNORED

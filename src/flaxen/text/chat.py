@@ -6,14 +6,15 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from flaxen.core.errors import InputError
-from flaxen.text.tokenizer import decode, encode_with_offsets
+from flaxen.text.tokenizer import Span, decode, encode_all_with_offsets, encode_with_offsets
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 Message = dict[str, Any]
-Span = tuple[int, int]
 
 TAIL = 64
 """Characters in which the last token of a text surely lies."""
@@ -65,51 +66,126 @@ def render_with_mask(
     *,
     tools: Sequence[Any] | None = None,
     max_length: int | None = None,
+    train_on: str = "assistant",
 ) -> tuple[list[int], list[int]]:
-    """Token ids of a conversation, and 1 for each token the assistant wrote (its end of turn too).
+    """Token ids of a conversation, and 1 for each token that is learned: `render_with_spans` says
+    which. `max_length` cuts ids and mask alike.
+    Raises InputError if nothing is learned, or its place cannot be told.
+    """
+    text, spans = render_with_spans(tok, messages, tools=tools, train_on=train_on)
+    ids, offsets = _encode(tok, text)
+    mask = learned_tokens(offsets, spans).astype(int).tolist()
+    return ids[:max_length], mask[:max_length]
 
-    The assistant's parts are those the template marks with `{% generation %}`; without marks they
-    are found by rendering the conversation up to each turn. `max_length` cuts ids and mask alike.
-    Raises InputError if no message is the assistant's, or its place cannot be told.
+
+def render_with_spans(
+    tok: PreTrainedTokenizerFast,
+    messages: Sequence[Message],
+    *,
+    tools: Sequence[Any] | None = None,
+    train_on: str = "assistant",
+) -> tuple[str, list[Span]]:
+    """The text of a conversation, and its (start, stop) characters that are learned.
+
+    train_on: `assistant`, all that the assistant wrote, its ends of turns too; `last`, its last
+    turn; `all`, everything. A message with `"train": false` or `"weight": 0` is never learned. The
+    assistant's parts are those the template marks with `{% generation %}`; without marks they are
+    found by rendering the conversation up to each turn.
+    Raises InputError if no message is learned, or its place cannot be told.
     """
     plain = _plain(messages, None)
-    if not any(message["role"] == "assistant" for message in plain):
+    answers = [i for i, message in enumerate(plain) if message["role"] == "assistant"]
+    if not answers and train_on != "all":
         raise InputError("No message has the role 'assistant', so there is nothing to train on.")
-    text, spans = _render(tok, plain, tools, False)
-    if not _MARKER.search(_template(tok, tools)):
-        spans = list(_spans(tok, plain, tools, text))
-    ids, offsets = _encode(tok, text)
-    mask = [int(any(_inside(offset, span) for span in spans)) for offset in offsets]
-    if not any(mask):
+    wanted = {"assistant": answers, "last": answers[-1:], "all": range(len(plain))}[train_on]
+    turns = [i for i in wanted if plain[i].get("train", True) and plain[i].get("weight", 1)]
+    if not turns:
+        raise InputError('Every message says "train": false or "weight": 0: nothing to train on.')
+    plain = [{k: v for k, v in m.items() if k not in ("train", "weight")} for m in plain]
+    text, marked = _render(tok, plain, tools, False)
+    if train_on == "all" and len(turns) == len(plain):
+        return text, [(0, len(text))]
+    if train_on == "all" or not _MARKER.search(_template(tok, tools)):
+        return text, list(_spans(tok, plain, tools, text, turns, headers=train_on == "all"))
+    if turns == answers:
+        return text, marked
+    if len(marked) != len(answers):
+        raise InputError(
+            f"The chat template marks {len(marked)} parts of {len(answers)} answers with "
+            "{% generation %}, so that those of some answers cannot be told; train on all."
+        )
+    return text, [span for i, span in zip(answers, marked, strict=True) if i in turns]
+
+
+def learned_tokens(offsets: Sequence[Span], spans: Sequence[Span]) -> np.ndarray:
+    """`tokens_in` of a rendered conversation.
+    Raises InputError if none is.
+    """
+    mask = tokens_in(offsets, spans)
+    if not mask.any():
         raise InputError(
             "The chat template leaves no token to the assistant: its turns are empty, or its "
             "{% generation %} marks enclose nothing."
         )
-    return ids[:max_length], mask[:max_length]
+    return mask
+
+
+def tokens_in(offsets: Sequence[Span], spans: Sequence[Span]) -> np.ndarray:
+    """Which tokens, by their characters, lie in one of the spans: bool (n,). A token does if it
+    shares a character with one or, trimmed down to nothing, ends in it.
+    """
+    starts, stops = np.asarray(offsets, np.int64).reshape(-1, 2).T
+    lows, highs = np.asarray(_merged(spans), np.int64).reshape(-1, 2).T
+    # The first span that ends behind a token's start, or not before an empty token.
+    first = np.searchsorted(highs, starts, "right")
+    first = np.where(starts == stops, np.searchsorted(highs, stops, "left"), first)
+    return np.append(lows, np.iinfo(np.int64).max)[first] < stops
+
+
+def _merged(spans: Sequence[Span]) -> list[Span]:
+    """Spans in order, apart from each other."""
+    merged: list[Span] = []
+    for low, high in sorted(spans):
+        if merged and low <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(merged[-1][1], high)
+        elif low < high:
+            merged.append((low, high))
+    return merged
+
+
+def encode_all_rendered(
+    tok: PreTrainedTokenizerFast, texts: Sequence[str]
+) -> list[tuple[list[int], list[Span]]]:
+    """Token ids of what `render_with_spans` gave, and the characters of each; on all cores."""
+    return [_open(tok, *found) for found in encode_all_with_offsets(tok, texts)]
 
 
 def _encode(tok: PreTrainedTokenizerFast, text: str) -> tuple[list[int], list[Span]]:
-    """As `encode`, without the EOS that some tokenizers add: a template writes its own."""
-    ids, offsets = encode_with_offsets(tok, text)
+    return _open(tok, *encode_with_offsets(tok, text))
+
+
+def _open(
+    tok: PreTrainedTokenizerFast, ids: list[int], offsets: list[Span]
+) -> tuple[list[int], list[Span]]:
+    """Without the EOS that some tokenizers add: a template writes its own."""
     if ids[-1:] == [tok.eos_token_id] and offsets[-1] == (0, 0):
         return ids[:-1], offsets[:-1]
     return ids, offsets
 
 
-def _inside(offset: Span, span: Span) -> bool:
-    """Whether a token shares a character with a span or, trimmed down to nothing, ends in it."""
-    (start, stop), (low, high) = offset, span
-    return low < stop <= high if start == stop else start < high and stop > low
-
-
 def _spans(
-    tok: PreTrainedTokenizerFast, messages: list[Message], tools: Any, text: str
+    tok: PreTrainedTokenizerFast,
+    messages: list[Message],
+    tools: Any,
+    text: str,
+    turns: Sequence[int],
+    headers: bool,
 ) -> Iterator[Span]:
-    """The characters of each assistant's turn: from the end of its prompt to its own end."""
-    for i, message in enumerate(messages):
-        if message["role"] != "assistant":
-            continue
-        prompt = _render(tok, messages[:i], tools, True)[0]
+    """The characters of each of these turns: from the end of its prompt to its own end or, with
+    headers, from the end of the turn before to all that the template writes of it.
+    """
+    for i in turns:
+        prompt = _render(tok, messages[:i], tools, not headers)[0] if i or not headers else ""
         through = _render(tok, messages[: i + 1], tools, False)[0]
         if not (text.startswith(through) and through.startswith(prompt)):
             raise InputError(
@@ -117,7 +193,7 @@ def _spans(
                 "the assistant's tokens cannot be told. Mark them in the template with "
                 "{% generation %} ... {% endgeneration %}, or train on one answer at a time."
             )
-        yield len(prompt), _end_of_turn(tok, through)
+        yield len(prompt), len(through) if headers else _end_of_turn(tok, through)
 
 
 def _end_of_turn(tok: PreTrainedTokenizerFast, text: str) -> int:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 
+Span = tuple[int, int]
+
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 """Of a folder without any of these, transformers makes a tokenizer of no words."""
 
@@ -87,13 +89,42 @@ def encode(tok: PreTrainedTokenizerFast, text: str) -> list[int]:
     return encode_with_offsets(tok, text)[0]
 
 
-def encode_with_offsets(
-    tok: PreTrainedTokenizerFast, text: str
-) -> tuple[list[int], list[tuple[int, int]]]:
+def encode_all(
+    tok: PreTrainedTokenizerFast, texts: Sequence[str], special_tokens: bool = True
+) -> list[list[int]]:
+    """`encode` of many texts, on all cores. special_tokens: whether the tokenizer adds its own."""
+    if not texts:
+        return []
+    found = tok(list(texts), add_special_tokens=special_tokens, verbose=False)["input_ids"]
+    bos = tok.bos_token_id
+    # Whose the second BOS is, only the offsets tell.
+    twice = lambda ids: special_tokens and bos is not None and ids[:2] == [bos, bos]
+    return [
+        encode(tok, text) if twice(ids) else ids for text, ids in zip(texts, found, strict=True)
+    ]
+
+
+def encode_with_offsets(tok: PreTrainedTokenizerFast, text: str) -> tuple[list[int], list[Span]]:
     """`encode`, and the (start, stop) characters of each token; (0, 0) for those added."""
     # Called like this, a length limit or padding in tokenizer.json has no effect.
     encoding = tokenized(tok, text, return_offsets_mapping=True)
-    ids, offsets = encoding["input_ids"], encoding["offset_mapping"]
+    return _one_bos(tok, encoding["input_ids"], encoding["offset_mapping"])
+
+
+def encode_all_with_offsets(
+    tok: PreTrainedTokenizerFast, texts: Sequence[str]
+) -> list[tuple[list[int], list[Span]]]:
+    """`encode_with_offsets` of many texts, on all cores."""
+    if not texts:
+        return []
+    found = tok(list(texts), return_offsets_mapping=True, verbose=False)
+    pairs = zip(found["input_ids"], found["offset_mapping"], strict=True)
+    return [_one_bos(tok, ids, offsets) for ids, offsets in pairs]
+
+
+def _one_bos(
+    tok: PreTrainedTokenizerFast, ids: list[int], offsets: list[Span]
+) -> tuple[list[int], list[Span]]:
     bos = tok.bos_token_id
     if bos is not None and ids[:2] == [bos, bos] and offsets[0] == (0, 0) != offsets[1]:
         return ids[1:], offsets[1:]

@@ -10,7 +10,8 @@ import numpy as np
 from flaxen.core.errors import InputError
 from flaxen.layers.cross_entropy import IGNORED
 from flaxen.text import encode_chat, render_with_mask
-from flaxen.train.data.records import Record, prompt_and_answer
+from flaxen.train.data.encoding import prompt_and_answer
+from flaxen.train.data.records import Record
 
 
 class Answered(NamedTuple):

@@ -53,6 +53,24 @@ def _strings(*keys: str) -> Callable[[Fields], str | None]:
     return problem
 
 
+def _text(fields: Fields) -> str | None:
+    wrong, spans = _strings("text")(fields), fields.get("spans")
+    if wrong is not None or "spans" not in fields:
+        return wrong
+    length = len(fields["text"])
+    if not isinstance(spans, list) or not spans or not all(_span(x, length) for x in spans):
+        return (
+            f"'spans' is {str(spans)[:40]!r}, not a list of [start, stop], characters "
+            f"of the text: 0 <= start < stop <= {length}"
+        )
+    return None
+
+
+def _span(span: Any, length: int) -> bool:
+    whole = isinstance(span, list) and len(span) == 2 and all(type(x) is int for x in span)
+    return whole and 0 <= span[0] < span[1] <= length
+
+
 def _messages(messages: Any, key: str = "messages") -> str | None:
     if not isinstance(messages, list) or not messages:
         return f"{key!r} is not a list with at least one message"
@@ -127,7 +145,7 @@ def negatives(fields: Fields) -> Any:
 
 
 KINDS: dict[str, Kind] = {
-    "text": Kind("text", '"text"', _strings("text")),
+    "text": Kind("text", '"text" (perhaps with "spans")', _text),
     "messages": Kind(
         "messages",
         '"messages" (a list of {"role": ..., "content": ...})',

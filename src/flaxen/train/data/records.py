@@ -1,20 +1,20 @@
-"""Training data: JSONL and text files, checked whole, then tokenised into examples."""
+"""Documents of all kinds of data, checked whole before anything is made of them."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
+import functools
+import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from flaxen.core.errors import InputError
-from flaxen.layers.cross_entropy import IGNORED
-from flaxen.text import encode, render_with_mask
+from flaxen.train.data.columns import under_our_names
+from flaxen.train.data.files import Found, documents, kind_of_file
+from flaxen.train.data.hub import hub_documents, hub_fingerprint
 from flaxen.train.data.kinds import CAUSAL, expected, problem_of
+from flaxen.train.data.parts import Part, parts_of
 from flaxen.train.settings import Paths
 
 SHOWN = 5
@@ -30,138 +30,99 @@ class Record:
 
 
 @dataclasses.dataclass(frozen=True)
-class Example:
-    """ids and labels, int32 (n,), unshifted; a label is its id or -100."""
+class Records:
+    """Every document of some parts; read anew each time, so that they need not fit into memory.
+    They are checked when they are first counted or gone through: kinds are those of `kinds.KINDS`
+    that may be there.
 
-    ids: np.ndarray
-    labels: np.ndarray
+    Raises:
+        InputError: listing every bad line (the first five in full); no document at all.
+    """
+
+    parts: tuple[Part, ...]
+    kinds: tuple[str, ...] = CAUSAL
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Record]:
+        if self._count:
+            for where, found in found_in(self.parts, self.kinds):
+                assert not isinstance(found, str)
+                yield Record(where, found)
+
+    @functools.cached_property
+    def _count(self) -> int:
+        count, problems = 0, 0
+        shown: list[str] = []
+        for where, found in found_in(self.parts, self.kinds):
+            if isinstance(found, str):
+                problems += 1
+                if problems <= SHOWN:
+                    shown.append(f"{where}: {found}")
+            else:
+                count += 1
+        if problems:
+            more = f"\n... and {problems - SHOWN} more" if problems > SHOWN else ""
+            raise InputError(
+                f"The training data has bad lines; expected on each: {expected(self.kinds)}.\n"
+                + "\n".join(shown)
+                + more
+            )
+        if not count:
+            raise InputError(
+                f"There is no document in {', '.join(part.name for part in self.parts)}."
+            )
+        return count
+
+    def size(self) -> int:
+        """Bytes of all files; a dataset of the hub counts as none."""
+        return sum(file.stat().st_size for part in self.parts for file in part.files)
+
+    def digest(self) -> str:
+        """A hash of all bytes that are read, and of how they are."""
+        digest = hashlib.sha256(repr(self.kinds).encode())
+        for part in self.parts:
+            digest.update(repr(part.columns).encode())
+            for file in part.files:
+                digest.update(f"{kind_of_file(file)} {file.suffix} {_hash_of(file)}".encode())
+            if part.hub is not None:
+                digest.update(f"{part.hub} {hub_fingerprint(part.hub)}".encode())
+        return digest.hexdigest()
+
+
+def _hash_of(file: Path) -> str:
+    try:
+        with file.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as error:
+        raise InputError(f"{file} cannot be read: {error.strerror}.") from error
 
 
 def read_records(paths: Paths, kinds: Sequence[str] = CAUSAL) -> list[Record]:
-    """Every document of one or more `.jsonl` or text files; a text file is one document. kinds:
-    which ones may be there, of `kinds.KINDS`.
+    """Every document of files, globs, folders or datasets of the hub, as a list.
 
     Raises:
-        InputError: listing every bad line (the first five in full), before anything is used.
+        InputError: listing every bad line (the first five in full).
     """
-    files = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-    records: list[Record] = []
-    problems: list[str] = []
-    for file in map(Path, files):
-        for where, found in _lines(file):
-            wrong = found if isinstance(found, str) else problem_of(found, kinds)
-            if isinstance(found, str) or wrong is not None:
-                problems.append(f"{where}: {wrong}")
-            else:
-                records.append(Record(where, found))
-    if problems:
-        more = f"\n... and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
-        raise InputError(
-            "The training data has bad lines; expected on each: "
-            + expected(kinds)
-            + ".\n"
-            + "\n".join(problems[:SHOWN])
-            + more
-        )
-    if not records:
-        raise InputError(f"There is no document in {', '.join(map(str, files))}.")
-    return records
+    return list(Records(parts_of(paths), tuple(kinds)))
 
 
-def _lines(file: Path) -> Iterator[tuple[str, dict[str, Any] | str]]:
-    """(where, document or what is wrong with it) for each line that is not empty."""
-    if file.suffix not in (".jsonl", ".json", ".txt", ".md"):
-        raise InputError(f"{file} is neither .jsonl nor .txt; those two can be trained on.")
-    try:
-        raw = file.read_bytes()
-    except OSError as error:
-        raise InputError(f"{file} cannot be read: {error.strerror}.") from error
-    if file.suffix in (".txt", ".md"):
-        try:
-            text = raw.decode()
-        except UnicodeDecodeError as error:
-            yield str(file), f"byte {error.start} is not UTF-8"
-            return
-        if text.strip():
-            yield str(file), {"text": text}
-        return
-    for number, line in enumerate(raw.split(b"\n"), 1):
-        if line.strip():
-            yield f"{file}:{number}", _document(line)
+def found_in(
+    parts: Sequence[Part], kinds: Sequence[str], streaming: bool = False
+) -> Iterator[Found]:
+    """(where, fields or what is wrong with them) for each document."""
+    for part in parts:
+        for where, found in _raw(part, streaming):
+            if not isinstance(found, str):
+                found = under_our_names(found, part.columns)
+            if not isinstance(found, str):
+                found = problem_of(found, kinds) or found
+            yield where, found
 
 
-def _document(line: bytes) -> dict[str, Any] | str:
-    try:
-        fields = json.loads(line)
-    except UnicodeDecodeError as error:
-        return f"byte {error.start} is not UTF-8"
-    except ValueError as error:
-        return f"not JSON ({error})"
-    if not isinstance(fields, dict):
-        return f"found a {type(fields).__name__}"
-    return fields
-
-
-def tokenise(tok: Any, records: list[Record], seq_len: int) -> list[Example]:
-    """Examples of at most `seq_len` tokens.
-
-    A text gets the EOS at its end, as a target too; a longer one becomes several examples, each
-    starting with the last token of the one before, so that every token is predicted once. A chat
-    counts only what the assistant wrote, a completion only itself and its EOS; those two are cut at
-    `seq_len`, and left out if nothing is left to predict.
-
-    Raises:
-        InputError: for a chat that the template refuses, with its file and line; when no example
-            has a target.
-    """
-    examples: list[Example] = []
-    for record in records:
-        try:
-            ids, labels = _tokens(tok, record.fields)
-        except InputError as error:
-            raise InputError(f"{record.where}: {error}") from error
-        if "text" in record.fields:
-            stops = range(0, max(len(ids) - 1, 1), seq_len - 1)
-            pieces = [slice(i, i + seq_len) for i in stops]
-        else:
-            pieces = [slice(0, seq_len)]
-        examples += [Example(ids[piece], labels[piece]) for piece in pieces]
-    # The first label of an example has nothing before it that could predict it.
-    useful = [e for e in examples if (e.labels[1:] != IGNORED).any()]
-    if not useful:
-        raise InputError(
-            f"None of the {len(examples)} examples has a target within seq_len={seq_len} tokens. "
-            "Use a longer seq_len, or look at what the chat template renders."
-        )
-    return useful
-
-
-def _tokens(tok: Any, fields: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-    if "messages" in fields:
-        ids, mask = render_with_mask(tok, fields["messages"], tools=fields.get("tools"))
-    elif "text" in fields:
-        ids = _ended(tok, encode(tok, fields["text"]))
-        mask = [1] * len(ids)
-    else:
-        prompt, answer = prompt_and_answer(tok, fields["prompt"], fields["completion"])
-        ids = prompt + answer
-        mask = [0] * len(prompt) + [1] * len(answer)
-    tokens = np.asarray(ids, np.int32)
-    return tokens, np.where(np.asarray(mask, bool), tokens, IGNORED).astype(np.int32)
-
-
-def prompt_and_answer(tok: Any, prompt: str, answer: str) -> tuple[list[int], list[int]]:
-    """Token ids of both; the answer with its EOS."""
-    before = _unended(tok, encode(tok, prompt))
-    return before, _ended(tok, tok(answer, add_special_tokens=False, verbose=False)["input_ids"])
-
-
-def _ended(tok: Any, ids: list[int]) -> list[int]:
-    """With exactly one EOS at the end; a tokenizer without one leaves the text open."""
-    eos = tok.eos_token_id
-    return list(ids) if eos is None or ids[-1:] == [eos] else [*ids, eos]
-
-
-def _unended(tok: Any, ids: list[int]) -> list[int]:
-    """Without the EOS that some tokenizers put after any text."""
-    return ids[:-1] if tok.eos_token_id is not None and ids[-1:] == [tok.eos_token_id] else ids
+def _raw(part: Part, streaming: bool) -> Iterator[Found]:
+    for file in part.files:
+        yield from documents(file)
+    if part.hub is not None:
+        yield from hub_documents(part.hub, streaming)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from flaxen.train.data.packing import order
+from flaxen.train.data.order import Order
 
 Row = Mapping[str, np.ndarray]
 """By key a number, (), or tokens, (n,)."""
@@ -26,7 +27,8 @@ class RowBatches:
 
     blank: a row without anything, as long as rows may be; what a row does not fill stays as it is
     there, and the last batch of an epoch is filled up with blank rows. compose: what becomes of the
-    rows that share a micro-batch.
+    rows that share a micro-batch. counts: rows of each part of a mixture, which are taken in
+    proportion to `weights`.
     """
 
     rows: Sequence[Row]
@@ -35,17 +37,34 @@ class RowBatches:
     accumulation: int
     seed: int
     compose: Callable[[Sequence[Row]], Sequence[Row]] = _as_they_are
+    counts: tuple[int, ...] | None = None
+    weights: tuple[float, ...] | None = None
+
+    @functools.cached_property
+    def order(self) -> Order:
+        """Which rows a step has."""
+        counts = self.counts or (len(self.rows),)
+        return Order(counts, self.seed, self.batch_size * self.accumulation, self.weights)
 
     @property
     def per_epoch(self) -> int:
         """Steps in an epoch."""
-        return -(-len(self.rows) // (self.batch_size * self.accumulation))
+        return self.order.per_epoch
+
+    def mixed(self, others: Sequence[RowBatches], weights: Sequence[float]) -> RowBatches:
+        """One source of this and others, by weight."""
+        sources = (self, *others)
+        return dataclasses.replace(
+            self,
+            rows=[row for source in sources for row in source.rows],
+            blank={key: value for source in sources for key, value in source.blank.items()},
+            counts=tuple(len(source.rows) for source in sources),
+            weights=tuple(weights),
+        )
 
     def batch_at(self, step: int) -> dict[str, np.ndarray]:
         """Each key of `blank`: (accumulation, B) or (accumulation, B, T)."""
-        epoch, within = divmod(step, self.per_epoch)
-        size = self.batch_size * self.accumulation
-        chosen = order(self.seed, epoch, len(self.rows))[within * size : (within + 1) * size]
+        chosen = self.order.rows(step)
         shape = (self.accumulation, self.batch_size)
         batch = {
             key: np.broadcast_to(array, (*shape, *array.shape)).copy()
@@ -60,7 +79,7 @@ class RowBatches:
 
     def fingerprint(self) -> str:
         """A hash of every row."""
-        digest = hashlib.sha256()
+        digest = hashlib.sha256(f"{self.order.probe()} {self.weights}".encode())
         for row in self.rows:
             for key in sorted(row):
                 digest.update(key.encode() + row[key].tobytes())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -12,8 +13,11 @@ from flaxen.layers.cross_entropy import IGNORED
 from flaxen.layers.runtime import Runtime
 from flaxen.models.causal import objective, whole_context
 from flaxen.models.skeleton import only_generating
-from flaxen.train.data.packing import Batches, make_batches
-from flaxen.train.data.records import Record, tokenise
+from flaxen.train.data.batches import Batches, make_batches
+from flaxen.train.data.examples import tokenise
+from flaxen.train.data.parts import Part
+from flaxen.train.data.records import Record
+from flaxen.train.data.stream import Stream
 from flaxen.train.objectives.objective import Batch, Metrics, Objective
 
 
@@ -25,16 +29,29 @@ class Causal(Objective):
     def check(self, module: Any) -> None:
         only_generating(module, "be trained on text by this loop")
 
-    def source(self, tok: Any, records: list[Record], accumulation: int) -> Batches:
+    def source(self, tok: Any, records: Iterable[Record], accumulation: int) -> Batches:
         config = self.config
+        examples = tokenise(
+            tok,
+            records,
+            config.seq_len,
+            train_on=config.train_on,
+            overlong=config.overlong,
+            cache=config.token_cache,
+            progress=config.progress,
+        )
         return make_batches(
-            tokenise(tok, records, config.seq_len),
+            examples,
             seq_len=config.seq_len,
             batch_size=config.batch_size,
             accumulation=accumulation,
             seed=config.seed,
             packing=config.packing,
+            by_length=config.group_by_length,
         )
+
+    def stream(self, tok: Any, parts: Sequence[Part], accumulation: int) -> Stream:
+        return Stream(tok, tuple(parts), self.config, accumulation, self.kinds)
 
     def weight(self, batch: Batch) -> jax.Array:
         return (batch["targets"] != IGNORED).sum()

@@ -6,6 +6,7 @@ Source: https://arxiv.org/abs/1810.04805, section 3.1.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -89,6 +90,11 @@ class HiddenTokens:
 
     def fingerprint(self) -> str:
         return self.whole.fingerprint()
+
+    def mixed(self, others: Sequence[HiddenTokens], weights: Sequence[float]) -> HiddenTokens:
+        """One source of this and others, by weight."""
+        whole = self.whole.mixed([other.whole for other in others], weights)
+        return dataclasses.replace(self, whole=whole)
 
     def batch_at(self, step: int) -> dict[str, np.ndarray]:
         """ids, mask, and targets where a token is hidden: int32 (accumulation, B, T)."""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import jax
 import numpy as np
 
-from flaxen.core.errors import ConfigError
+from flaxen.core.errors import ConfigError, InputError
 from flaxen.layers.runtime import Runtime
 from flaxen.train.data.kinds import CAUSAL
+from flaxen.train.data.parts import Part
 
 Batch = dict[str, Any]
 """Arrays (accumulation, rows) or (accumulation, rows, tokens); of one micro-batch without the first
@@ -37,6 +38,10 @@ class Source(Protocol):
 
     def fingerprint(self) -> str:
         """A hash of all that is learned from."""
+        ...
+
+    def mixed(self, others: Sequence[Self], weights: Sequence[float]) -> Self:
+        """This and others by weight: their rows take turns."""
         ...
 
 
@@ -106,6 +111,16 @@ class Objective:
     def held_out(self, tok: Any, records: Any) -> Source:
         """Batches to evaluate on, of one micro-batch each."""
         return self.source(tok, records, 1)
+
+    def stream(self, tok: Any, parts: Sequence[Part], accumulation: int) -> Source:
+        """Batches of data that is read while a run goes on.
+
+        Raises:
+            InputError: the objective has no use for such.
+        """
+        raise InputError(
+            f"The objective {self.config.objective!r} reads its data whole; leave streaming out."
+        )
 
     def prepared(self, batch: dict[str, np.ndarray], model: Any, step: int) -> Prepared:
         """What is learned from in place of a batch of the source, if the objective is `online`;

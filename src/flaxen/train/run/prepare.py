@@ -12,11 +12,11 @@ from flaxen.core.errors import CheckpointError, InputError
 from flaxen.families.config import described
 from flaxen.layers.runtime import Runtime
 from flaxen.train.checkpoint import Checkpoints, checksum
-from flaxen.train.data.records import read_records
 from flaxen.train.objectives import OBJECTIVES, Objective, Source
 from flaxen.train.run.folder import check_output
 from flaxen.train.run.going_on import check_processes, check_steps
 from flaxen.train.run.samples import Prompt, sample_prompts
+from flaxen.train.run.source import learned_from, tested_on
 from flaxen.train.settings import Paths, TrainConfig
 from flaxen.train.step import Trainer, TrainState, make_trainer
 from flaxen.tune import adapters, add_lora, without_adapters
@@ -79,9 +79,8 @@ def prepare(
         )
     objective.check(model.module)
     objective.begin(model, reference)
-    read = lambda paths: read_records(paths, objective.kinds)
-    source = objective.source(tok, read(data), config.accumulation)
-    held_out = None if eval_data is None else objective.held_out(tok, read(eval_data))
+    source = learned_from(objective, tok, data)
+    held_out = None if eval_data is None else tested_on(objective, tok, eval_data)
     steps = config.steps or math.ceil(config.epochs * source.per_epoch * objective.steps_per_batch)
     about = {"data": source.fingerprint(), "model": checksum(model.module)}
     if reference is not None:

@@ -24,8 +24,10 @@ class RunConfig(TrainConfig):
         "runs/train", "Folder for log, picture, checkpoints and result.", free=True
     )
     model: str = setting(about="A Hugging Face folder, a hub id or a file of weights.", flag=False)
-    data: str | Sequence[str] = setting(about="What is learned from.", flag=False)
-    eval_data: str | Sequence[str] | None = setting(
+    data: str | Sequence[str | Mapping[str, Any]] = setting(
+        about="Files, globs, folders, hf:owner/name; or {path: ..., weight: ...}.", flag=False
+    )
+    eval_data: str | Sequence[str | Mapping[str, Any]] | None = setting(
         None, "Like data, to test on.", free=True, flag=list[str]
     )
     fresh: bool = setting(False, "Random weights: of the model only its config is read.")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flaxen.train.settings.adapter import AdapterSettings
-from flaxen.train.settings.data import DataSettings
+from flaxen.train.settings.data import DataSettings, contradictions
 from flaxen.train.settings.field import checked, plain, setting
 from flaxen.train.settings.learning import LearningSettings
 from flaxen.train.settings.objective import ObjectiveSettings
@@ -17,7 +17,9 @@ from flaxen.train.settings.saving import SavingSettings
 from flaxen.train.settings.scale import ScaleSettings
 from flaxen.train.settings.seeing import SeeingSettings
 
-Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+Entry = str | os.PathLike[str] | Mapping[str, Any]
+Paths = Entry | Sequence[Entry]
+"""Files, globs, folders and datasets, as `data.parts.parts_of` takes them."""
 
 GROUPS = (
     ObjectiveSettings,
@@ -54,7 +56,7 @@ class TrainConfig(
     )
 
     def __post_init__(self) -> None:
-        checked(self)
+        checked(self, tuple(contradictions(self)))
         self.checkpointing()
         self.peak()
 
