@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ import numpy as np
 
 from flaxen.core.errors import InputError
 from flaxen.train.data.answers import prompt_tokens
-from flaxen.train.data.packing import order
+from flaxen.train.data.order import Order
 from flaxen.train.data.records import Record
 
 
@@ -27,30 +28,49 @@ class Asked:
 
 @dataclasses.dataclass(frozen=True)
 class Prompts:
-    """All batches of prompts, which are named by their places from `start` on."""
+    """All batches of prompts, which are named by their places from `start` on. counts: prompts of
+    each part of a mixture, which are taken in proportion to `weights`.
+    """
 
     asked: Sequence[Asked]
     start: int
     size: int
     seed: int
+    counts: tuple[int, ...] | None = None
+    weights: tuple[float, ...] | None = None
+
+    @functools.cached_property
+    def order(self) -> Order:
+        """Which prompts a step has."""
+        return Order(self.counts or (len(self.asked),), self.seed, self.size, self.weights)
 
     @property
     def per_epoch(self) -> int:
         """Batches in an epoch."""
-        return -(-len(self.asked) // self.size)
+        return self.order.per_epoch
+
+    def mixed(self, others: Sequence[Prompts], weights: Sequence[float]) -> Prompts:
+        """One source of this and others, whose places follow on, by weight."""
+        every = (self, *others)
+        return dataclasses.replace(
+            self,
+            asked=[one for source in every for one in source.asked],
+            counts=tuple(len(source.asked) for source in every),
+            weights=tuple(weights),
+        )
 
     def batch_at(self, step: int) -> dict[str, np.ndarray]:
         """`prompt` (size,): places, -1 where the epoch has no more."""
-        epoch, within = divmod(step, self.per_epoch)
         places = np.full(self.size, -1)
-        chosen = order(self.seed, epoch, len(self.asked))[within * self.size :][: self.size]
-        places[: len(chosen)] = self.start + chosen
+        chosen = self.order.rows(step)
+        places[: len(chosen)] = self.start + np.asarray(chosen)
         return {"prompt": places}
 
     def fingerprint(self) -> str:
         """A hash of every prompt, and of all that reward functions are told of it."""
         told = [[one.ids, one.fields] for one in self.asked]
-        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+        words = json.dumps([self.order.probe(), self.weights, told], sort_keys=True)
+        return hashlib.sha256(words.encode()).hexdigest()[:16]
 
 
 def asked(tok: Any, records: Sequence[Record], most: int) -> list[Asked]:
