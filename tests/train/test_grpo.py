@@ -63,9 +63,11 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def steps(result: Result) -> list[dict[str, float]]:
-    """Rows of the log without the times."""
+    """Rows of the log without times and memory."""
     rows = [row for row in result.rows if "loss" in row]
-    return [{k: x for k, x in row.items() if "second" not in k} for row in rows]
+    return [
+        {k: x for k, x in row.items() if "second" not in k and k != "memory_bytes"} for row in rows
+    ]
 
 
 def weights(result: Result) -> dict[str, np.ndarray]:

@@ -51,6 +51,16 @@ def parts_of(data: Any, columns: Mapping[str, str] | None = None) -> tuple[Part,
     return parts
 
 
+def names_of(data: Any) -> list[str]:
+    """The last words of what data is asked for by; nothing is looked up."""
+    entries = [data] if isinstance(data, str | os.PathLike | Mapping) else list(data)
+    paths = [
+        entry["path"] if isinstance(entry, Mapping) else _weighted(os.fspath(entry))[0]
+        for entry in entries
+    ]
+    return [Path(path).name for path in paths]
+
+
 def _part(entry: Any, columns: Mapping[str, str] | None) -> Part:
     if not isinstance(entry, Mapping):
         path, weight = _weighted(os.fspath(entry))

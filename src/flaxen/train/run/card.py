@@ -14,7 +14,7 @@ import jax
 
 from flaxen import __version__
 from flaxen.show.words import human_bytes, human_number
-from flaxen.train.data.parts import parts_of
+from flaxen.train.data.parts import names_of
 from flaxen.train.run.log import Row
 from flaxen.train.run.pace import clock
 from flaxen.train.run.prepare import Run
@@ -144,8 +144,7 @@ def _results(rows: list[Row]) -> list[tuple[str, str]]:
 
 
 def _data(run: Run, data: Any) -> list[tuple[str, str]]:
-    names = [Path(part.name).name for part in parts_of(data, run.config.columns)]
-    out = [("files", ", ".join(map(_code, names)))]
+    out = [("files", ", ".join(map(_code, names_of(data))))]
     source: Any = run.source
     examples = getattr(source, "examples", None)
     if examples is not None:

@@ -23,7 +23,7 @@ def evaluate(run: Run, log: Log, state: TrainState, step: int, stopped: Stopped)
         if run.objective.online:
             found = run.objective.measured(model(), run.held_out)
         else:
-            found = _losses(run, run.held_out, state, stopped)
+            found = mean_losses(run, run.held_out, state, stopped)
         if found is None:
             return
         row = {"step": step} | {f"eval_{key}": value for key, value in found.items()}
@@ -34,7 +34,7 @@ def evaluate(run: Run, log: Log, state: TrainState, step: int, stopped: Stopped)
         sample(run.prompts, model(), run.tok, run.config.sample_tokens, log, step)
 
 
-def _losses(
+def mean_losses(
     run: Run, held_out: Source, state: TrainState, stopped: Stopped
 ) -> dict[str, float] | None:
     """Mean loss and means of what else is told, over `eval_batches` batches or all; None if it was
