@@ -172,3 +172,13 @@ def asked(
         known = ", ".join((f"{prefix}Model", *full))
         raise ConfigError(f"architectures says {name!r}; expected one of {known}.")
     return lambda **parts: Seq2Seq(**parts, **head())
+
+
+def alone(c: Any, prefix: str) -> bool:
+    """Whether a config asks for the encoder alone; keys of the other side then mean nothing."""
+    if c.get("architectures") != [f"{prefix}EncoderModel"]:
+        return False
+    for key in ("num_decoder_layers", "scale_decoder_outputs"):
+        c.get(key)
+    shifted(c)
+    return True

@@ -10,7 +10,7 @@ from flaxen.attention import Mask
 from flaxen.core.errors import ConfigError
 from flaxen.core.tree import param
 from flaxen.families.family import Family, family
-from flaxen.families.seq2seq import asked, shifted
+from flaxen.families.seq2seq import alone, asked, shifted
 from flaxen.layers.attention import attention
 from flaxen.layers.block import Block
 from flaxen.layers.cross_attention import cross_attention
@@ -71,15 +71,13 @@ def rms(c: Any) -> RMSNorm:
 
 def sizes(c: Any) -> dict[str, Any]:
     """Scores are not scaled: the weights are drawn so that they need not be."""
-    heads = c.num_heads
-    rate = float(c.dropout_rate)
     return {
         "embed": c.d_model,
-        "heads": heads,
-        "kv_heads": heads,
+        "heads": c.num_heads,
+        "kv_heads": c.num_heads,
         "head_dim": c.d_kv,
         "scale": 1.0,
-        "dropout": rate,
+        "dropout": float(c.dropout_rate),
     }
 
 
@@ -130,9 +128,7 @@ def nothing(*_: Any) -> dict[str, Any]:
 
 
 def head(c: Any) -> dict[str, Any]:
-    """Tied, whatever a config says: a head of its own shows in the file. The config class makes
-    the next key of what a file says of it.
-    """
+    """Tied, whatever a config says; the next key is made of what a file says of it."""
     return {"head_scale": c.d_model**-0.5 if c.scale_decoder_outputs else 1.0}
 
 
@@ -155,13 +151,11 @@ def t5(
     ends = {"norm": rms(c), "dropout": rate, "last_dropout": rate}
     inner = [Block(**slots(c, False, attn)) for _ in range(c.num_layers)]
     encoder = TextEncoder(layers=inner, **around(c, False), **ends)
-    if c.get("architectures") == [f"{prefix}EncoderModel"]:
-        for key in ("num_decoder_layers", "scale_decoder_outputs"):
-            c.get(key)
-        shifted(c)
-        return EncoderAlone(embed_tokens=embedding(c.vocab_size, c.d_model), encoder=encoder)
+    table = embedding(c.vocab_size, c.d_model)
+    if alone(c, prefix):
+        return EncoderAlone(embed_tokens=table, encoder=encoder)
     return asked(c, prefix, partial(head, c), older=["WithLMHeadModel"])(
-        embed_tokens=embedding(c.vocab_size, c.d_model),
+        embed_tokens=table,
         encoder=encoder,
         layers=[decoder_block(c, attn) for _ in range(c.num_decoder_layers)],
         shift=shifted(c),
