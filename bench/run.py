@@ -63,10 +63,18 @@ class Side:
         self.about = self._answer()["about"]
 
     def prepare(self, work: Work) -> float:
-        return self._ask({"prepare": work.name, "with": work.options})["first"]
+        return self.begin(work.name, work.options)["first"]
 
     def run(self) -> float:
-        return self._ask({"run": True})["seconds"]
+        return self.turn()["seconds"]
+
+    def begin(self, name: str, options: dict[str, Any]) -> dict[str, Any]:
+        """Load, compile and run once: all that the worker answers."""
+        return self._ask({"prepare": name, "with": options})
+
+    def turn(self) -> dict[str, Any]:
+        """Run once more: all that the worker answers."""
+        return self._ask({"run": True})
 
     def close(self) -> None:
         assert self.process.stdin is not None

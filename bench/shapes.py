@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 CACHE = Path(__file__).parent.parent / ".cache" / "bench"
 
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
     "vocab_size": 32000,
@@ -28,6 +31,15 @@ CONFIG = {
 
 PROMPT, NEW = 32, 48
 """Decoding: tokens of the prompt, and timed tokens after the first new one."""
+
+
+STEP = {"learning_rate": 1e-4, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01}
+"""AdamW of a training step; gradients are clipped to a norm of 1."""
+
+
+def batch_of(rows: int, length: int) -> np.ndarray:
+    """Token ids (rows, length), the same on every side."""
+    return np.random.default_rng(0).integers(3, CONFIG["vocab_size"], (rows, length))
 
 
 def folder(dtype: str) -> Path:

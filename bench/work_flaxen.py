@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import jax
 import numpy as np
-from shapes import NEW, PROMPT, folder
-from worker import serve
+from shapes import NEW, PROMPT, STEP, batch_of, folder
+from worker import NOTES, serve
 
 import flaxen
 from flaxen.generate import generate
@@ -51,11 +51,11 @@ def train(dtype: str, batch: int, length: int) -> Callable[[], float]:
         batch_size=batch,
         seq_len=length,
         dtype=dtype,
-        learning_rate=1e-4,
+        schedule="constant",
+        **STEP,
     )
     trainer, state = make_trainer(model.module, model.runtime, config, 1000)
-    rng = np.random.default_rng(0)
-    ids = rng.integers(3, 32000, (1, batch, length)).astype(np.int32)
+    ids = batch_of(batch, length)[None].astype(np.int32)
     targets = np.concatenate([ids[..., 1:], np.full((1, batch, 1), -100, np.int32)], -1)
     data = place_batch({"ids": ids, "targets": targets}, model.runtime)
     held = [state]
@@ -64,7 +64,9 @@ def train(dtype: str, batch: int, length: int) -> Callable[[], float]:
         start = time.perf_counter()
         held[0], metrics = trainer.step(held[0], trainer.frozen, data)
         jax.block_until_ready((held[0], metrics))
-        return time.perf_counter() - start
+        seconds = time.perf_counter() - start
+        NOTES["loss"] = float(metrics["loss"])
+        return seconds
 
     return once
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import torch
 import transformers
-from shapes import NEW, PROMPT, folder
+from shapes import NEW, PROMPT, STEP, batch_of, folder
 from transformers import AutoModelForCausalLM, DynamicCache
-from worker import serve
+from worker import NOTES, serve
 
 
 def load(dtype: str) -> torch.nn.Module:
@@ -53,17 +53,41 @@ def prefill(dtype: str, length: int) -> Callable[[], float]:
     return once
 
 
-def train(dtype: str, batch: int, length: int) -> Callable[[], float]:
-    """Weights, moments and arithmetic all in `dtype`: less work than flaxen's float32 masters."""
-    model, ids = load(dtype).train(), prompt(batch, length)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+def train(
+    dtype: str, batch: int, length: int, masters: str | None = None, compiled: bool = False
+) -> Callable[[], float]:
+    """Seconds for one AdamW step: weights and moments in `masters`, arithmetic in `dtype`, by
+    autocast where they differ; by default all in `dtype`, less work than float32 masters.
+    """
+    model = load(masters or dtype).train()
+    ids = torch.from_numpy(batch_of(batch, length))
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": [p for p in model.parameters() if p.ndim > 1]},
+            {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
+        ],
+        lr=STEP["learning_rate"],
+        betas=(STEP["beta1"], STEP["beta2"]),
+        eps=STEP["eps"],
+        weight_decay=STEP["weight_decay"],
+        fused=True,
+    )
+    narrow = torch.autocast(
+        "cpu", getattr(torch, dtype), enabled=masters is not None and masters != dtype
+    )
+    forward = torch.compile(model) if compiled else model
 
     def once() -> float:
         start = time.perf_counter()
         optimizer.zero_grad(set_to_none=True)
-        model(ids, labels=ids, use_cache=False).loss.backward()
+        with narrow:
+            loss = forward(input_ids=ids, labels=ids, use_cache=False).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        return time.perf_counter() - start
+        seconds = time.perf_counter() - start
+        NOTES["loss"] = loss.item()
+        return seconds
 
     return once
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -86,3 +87,12 @@ def test_noise_is_for_training_alone():
         losses.append(float(trainer.step(state, trainer.frozen, placed)[1]["loss"]))
     assert evals[0] == evals[1]
     assert abs(losses[0] - losses[1]) > 1e-3
+
+
+def test_adams_moments_change_in_place():
+    model = tiny()
+    trainer, state = make_trainer(model.module, model.runtime, SETTINGS, 3)
+    batch = place_batch(batch_of(*labelled(1)), model.runtime)
+    text = trainer.step.lower(state, trainer.frozen, batch).compile().as_text()
+    assert "%state_opt_state_mu_" in text
+    assert re.findall(r"copy\(%state_opt_state_[mn]u_[^)]*", text) == []

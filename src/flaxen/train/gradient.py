@@ -14,7 +14,7 @@ from flaxen.train.objectives import Batch, Metrics
 Loss = Callable[[Any, Any, Batch], tuple[jax.Array, Metrics]]
 """(weights, what stays, one micro-batch) -> the sum of its losses, sums of what else is told."""
 
-Gradient = Callable[[Any, Any, Batch, jax.Array], tuple[jax.Array, Metrics, Any, jax.Array]]
+Gradient = Callable[[Any, Any, Batch, jax.Array | float], tuple[jax.Array, Metrics, Any, jax.Array]]
 """(masters, what stays, batch, scale) -> mean loss over the weight of all micro-batches, means of
 what else is told, float32 gradient, weight. The backward pass computes with `scale` times the loss.
 """
@@ -27,7 +27,9 @@ def gradient_of(
     shardings.
     """
 
-    def one(weights: Any, frozen: Any, micro: Batch, share: jax.Array, scale: jax.Array) -> Any:
+    def one(
+        weights: Any, frozen: Any, micro: Batch, share: jax.Array, scale: jax.Array | float
+    ) -> Any:
         def mean(weights: Any) -> tuple[jax.Array, Any]:
             total, told = loss(weights, frozen, micro)
             told = jax.tree.map(lambda x: x * share, told)
@@ -37,7 +39,7 @@ def gradient_of(
         wide = lambda g, sharding: _laid_out(g.astype(jnp.float32) / scale, sharding)
         return value, told, jax.tree.map(wide, grads, where)
 
-    def gradient(masters: Any, frozen: Any, batch: Batch, scale: jax.Array) -> Any:
+    def gradient(masters: Any, frozen: Any, batch: Batch, scale: jax.Array | float) -> Any:
         weights, total = cast(masters), weight(batch)
         share = 1 / jnp.maximum(total, 1).astype(jnp.float32)
         first = {key: rows[0] for key, rows in batch.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ Schedule = Callable[[jax.Array], jax.Array]
 
 OPTIMIZERS: Registry[Callable[[TrainConfig, Any], Any]] = Registry("optimizer")
 """Each makes, for the trained weights (None where one is frozen), the optax transformation from
-gradients to a direction; learning rate and decay are applied after it.
+gradients to a direction, or a `Guarded` one; learning rate and decay are applied after it.
 """
 
 SCHEDULES: Registry[Callable[[jax.Array, TrainConfig], jax.Array]] = Registry("schedule")
@@ -30,10 +30,49 @@ rate.
 """
 
 
+class Guarded(NamedTuple):
+    """An optax transformation whose update(grads, state, params, counts) leaves the state as it was
+    where `counts` is False.
+    """
+
+    init: Callable[[Any], Any]
+    update: Callable[[Any, Any, Any, jax.Array], tuple[Any, Any]]
+
+
+def guarded(optimizer: Any) -> Guarded:
+    """The same transformation, guarded."""
+    if isinstance(optimizer, Guarded):
+        return optimizer
+
+    def update(grads: Any, state: Any, params: Any, counts: jax.Array) -> tuple[Any, Any]:
+        direction, new = optimizer.update(grads, state, params)
+        return direction, jax.tree.map(lambda new, old: jnp.where(counts, new, old), new, state)
+
+    return Guarded(optimizer.init, update)
+
+
 def _adamw(config: TrainConfig, trained: Any) -> Any:
+    """optax's Adam, whose direction is made of the moments that stay: were they chosen after it,
+    XLA would copy each one before the step changes it.
+    """
     import optax
 
-    return optax.scale_by_adam(b1=config.beta1, b2=config.beta2, eps=config.eps)
+    adam = optax.scale_by_adam(b1=config.beta1, b2=config.beta2, eps=config.eps)
+    decay = (config.beta1, config.beta2)
+
+    def update(grads: Any, state: Any, params: Any, counts: jax.Array) -> tuple[Any, Any]:
+        def moment(old: Any, order: int) -> Any:
+            beta = decay[order - 1]
+            new = lambda g, m: jnp.where(counts, beta * m + (1 - beta) * g**order, m)
+            return jax.tree.map(new, grads, old)
+
+        mu, nu, count = moment(state.mu, 1), moment(state.nu, 2), state.count + 1
+        first, second = (1 - jnp.float32(beta) ** count for beta in decay)
+        length = lambda m, v: (m / first) / (jnp.sqrt(v / second) + config.eps)
+        count = jnp.where(counts, count, state.count)
+        return jax.tree.map(length, mu, nu), optax.ScaleByAdamState(count=count, mu=mu, nu=nu)
+
+    return Guarded(adam.init, update)
 
 
 def _lion(config: TrainConfig, trained: Any) -> Any:

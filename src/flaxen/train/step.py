@@ -18,7 +18,7 @@ from flaxen.quantize import QuantizedWeight
 from flaxen.train.gradient import Gradient, Loss, gradient_of
 from flaxen.train.moments import everywhere, is_shape, opt_state
 from flaxen.train.objectives import OBJECTIVES, Batch, Metrics, Objective
-from flaxen.train.optim import OPTIMIZERS, Schedule, decays, learning_rate
+from flaxen.train.optim import OPTIMIZERS, Guarded, Schedule, decays, guarded, learning_rate
 from flaxen.train.settings import TrainConfig
 from flaxen.tune import adapters, trainable_paths, with_dropout, without_adapters
 
@@ -99,7 +99,7 @@ def make_trainer(
     tree = jax.tree.map(lambda x: _computing(x, config.dtype), tree, is_leaf=_is_packed)
     trained, weights = partition(tree, trainable(tree))
     optimizer, masters = (
-        OPTIMIZERS[config.optimizer](config, trained),
+        guarded(OPTIMIZERS[config.optimizer](config, trained)),
         jax.tree.map(_master, trained),
     )
     kinds = jax.tree.map(lambda x: x.dtype, trained)
@@ -202,7 +202,7 @@ def _models(objective: Objective, weights: Any, frozen: Frozen) -> tuple[Any, An
 
 
 def _step(
-    gradient: Gradient, optimizer: Any, rate: Schedule, decay: Any, config: TrainConfig
+    gradient: Gradient, optimizer: Guarded, rate: Schedule, decay: Any, config: TrainConfig
 ) -> Step:
     """The update. A batch without targets and a gradient that is not finite change no weight and no
     moment.
@@ -213,20 +213,23 @@ def _step(
         key = jax.random.fold_in(jax.random.key(config.seed), state.step)
         keys = jax.random.split(key, next(iter(batch.values())).shape[0])
         batch = batch | {"dropout_keys": keys}
-        value, told, grads, total = gradient(old, frozen, batch, state.scale)
+        # A loss that is never scaled spares a pass over the gradient.
+        scale = 1.0 if config.loss_scale is None else state.scale
+        value, told, grads, total = gradient(old, frozen, batch, scale)
         norm = jnp.sqrt(sum((jnp.sum(g * g) for g in jax.tree.leaves(grads)), jnp.zeros(())))
         finite = jnp.isfinite(norm) & jnp.isfinite(value)
+        counts = finite & (total > 0)
         if config.clip is not None:
             factor = jnp.minimum(1, config.clip / jnp.maximum(norm, 1e-30))
             grads = jax.tree.map(lambda g: g * factor, grads)
-        direction, opt_state = optimizer.update(grads, state.opt_state, old)
+        direction, opt_state = optimizer.update(grads, state.opt_state, old, counts)
         pull = lambda p, decays: config.weight_decay * p if decays else 0
         new = jax.tree.map(lambda p, u, d: p - lr * (u + pull(p, d)), old, direction, decay)
-        keep = lambda new, old: jnp.where(finite & (total > 0), new, old)
+        keep = lambda new, old: jnp.where(counts, new, old)
         state = TrainState(
             step=state.step + 1,
             trained=jax.tree.map(keep, new, old),
-            opt_state=jax.tree.map(keep, opt_state, state.opt_state),
+            opt_state=opt_state,
             **_guard(state, finite, config),
         )
         metrics = {"loss": value, "tokens": total, "grad_norm": norm, "lr": lr, "bad": state.bad}
