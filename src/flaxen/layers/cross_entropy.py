@@ -67,8 +67,9 @@ def linear_cross_entropy(
     """Sum of the negative log-likelihoods in float32, and how many rows were counted.
 
     x: (rows..., embed...), weight: (vocab, embed...) or a leaf type, bias: (vocab,) or None,
-    labels: (rows...), -100 ignored; rows are (batch, seq) or (batch,). Logits are `softcap * tanh(scale * (x . weight + bias) / softcap)`,
-    `chunk` rows at a time; those from `vocab` on belong to no token and count for nothing.
+    labels: (rows...), -100 ignored; rows are (batch, seq) or (batch,). Logits are `softcap *
+    tanh(scale * (x . weight + bias) / softcap)`, `chunk` rows at a time; those from `vocab` on
+    belong to no token and count for nothing.
     label_smoothing e: a target has probability 1 - e, and e is shared by all tokens alike; z_loss z
     adds z times the square of the logarithm of the softmax's sum, for each row that counts.
     Gradients are computed in the forward pass, while the logits are there.

@@ -42,9 +42,7 @@ def token_logps(
     x, weight = widened(x, weight)
     function = functools.partial(_picked, scoring, temperature, entropy)
     shards = row_shards(placement, targets.shape)
-    logps, *entropies = in_chunks(
-        function, x, (weight, bias), targets, shards=shards, chunk=chunk
-    )
+    logps, *entropies = in_chunks(function, x, (weight, bias), targets, shards=shards, chunk=chunk)
     return logps, entropies[0] if entropy else None
 
 
