@@ -114,7 +114,7 @@ def _nll_fwd(shards: RowShards, how: Terms, x: jax.Array, head: Any, labels: jax
         return dx, sums
 
     dx, (total, dhead) = shards.run(own, (x, labels), head)
-    return total, (dx, dhead, head)
+    return total, (dx, shards.stored(dhead, head), head)
 
 
 def _nll_bwd(shards: RowShards, how: Terms, kept: Any, grad: jax.Array) -> Any:

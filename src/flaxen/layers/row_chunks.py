@@ -27,10 +27,11 @@ def in_chunks(
 ) -> Any:
     """`function` of all rows, `chunk` at a time; what it makes between is never held for more.
 
-    rows, still_rows: (rows..., more...), where rows are those of `shards`: each shard takes `chunk`
-    of its own at a time, and holds `shared` and its own sum of their gradients whole, which are
-    added up over shards once. Gradients are those of `rows` and `shared`, the latter summed in
-    float32; integers and what is not learned from are `still`. function: closes over no array.
+    rows, still_rows: (rows..., more...), where rows are those of `shards`; shared: the weight and
+    bias of scores. Each shard takes `chunk` of its own rows at a time, and holds `shared` and its
+    own sum of their gradients whole, which are added up over shards once. Gradients are those of
+    `rows` and `shared`, the latter summed in float32; integers and what is not learned from are
+    `still`. function: closes over no array.
     """
     rows, still_rows = jax.tree.map(lambda x: shards.pieces(x, chunk), (rows, still_rows))
     made = _mapped(shards, function, rows, shared, (still_rows, still_shared))
@@ -65,7 +66,7 @@ def _mapped_bwd(shards: RowShards, function: Rowwise, kept: Any, grads: Any) -> 
         return drows, sums
 
     drows, sums = shards.run(own, (rows, still_rows, grads), (shared, still_shared))
-    return drows, jax.tree.map(as_leaf, sums, shared), None
+    return drows, jax.tree.map(as_leaf, shards.stored(sums, shared), shared), None
 
 
 _mapped.defvjp(_mapped_fwd, _mapped_bwd)

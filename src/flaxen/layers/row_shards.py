@@ -9,9 +9,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from flaxen.core.dot import is_leaf_type
 from flaxen.shard import Placement
 from flaxen.shard.specs import mesh_axes, ways
 
@@ -20,14 +21,18 @@ from flaxen.shard.specs import mesh_axes, ways
 class RowShards:
     """How rows of a shape, (batch, seq) or (batch,), are cut: along which mesh axes their batch and
     their sequence lie already, and `rest` that cut each device's own rows further, as the shape did
-    not divide by them. Without a mesh there is one shard.
+    not divide by them. Without a placement there is one shard.
     """
 
     shape: tuple[int, ...]
-    mesh: Mesh | None = None
+    placement: Placement | None = None
     batch: tuple[str, ...] = ()
     seq: tuple[str, ...] = ()
     rest: tuple[str, ...] = ()
+
+    @property
+    def mesh(self) -> Mesh | None:
+        return None if self.placement is None else self.placement.mesh
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -112,6 +117,21 @@ class RowShards:
         )(rows, shared)
         return each, jax.tree.map(lambda y: y.sum(0), sums)
 
+    def stored(self, sums: Any, head: Any) -> Any:
+        """Sums for each part of a head (weight, bias) laid out as the plan stores that: each device
+        keeps, and is sent, its own part of them alone. A leaf's integers have none, but a scalar.
+        """
+        weight, bias = head
+        if self.placement is None or len(weight.shape) != 2:
+            return sums
+        vocab, embed = weight.shape
+        spec = self.placement.weight_spec({"vocab": vocab, "embed": embed})
+        where = NamedSharding(self.placement.mesh, spec)
+        at = weight.shardings(where) if is_leaf_type(weight) else where
+        of_bias = None if bias is None else NamedSharding(where.mesh, P(*spec[:1]))
+        lay = lambda x, at: jax.lax.with_sharding_constraint(x, at) if x.ndim else x
+        return jax.tree.map(lay, sums, (at, of_bias))
+
 
 def row_shards(placement: Placement | None, shape: tuple[int, ...]) -> RowShards:
     """Of the rows of activations, as the plan lays them out; mesh axes that cut a vocabulary cut no
@@ -130,4 +150,4 @@ def row_shards(placement: Placement | None, shape: tuple[int, ...]) -> RowShards
         return RowShards(shape)
     batch, seq = (*cut, ())[:2]
     rest = tuple(axis for axis in every if axis not in (*batch, *seq))
-    return RowShards(shape, placement.mesh, batch, seq, rest)
+    return RowShards(shape, placement, batch, seq, rest)
