@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from flaxen.core.dot import arithmetic, dense, dot
-from flaxen.layers.row_shards import RowShards, row_shards
+from flaxen.layers.row_shards import WHOLE, RowShards, row_shards
 from flaxen.shard import Placement
 
 IGNORED = -100
@@ -113,8 +113,8 @@ def _nll_fwd(shards: RowShards, how: Terms, x: jax.Array, head: Any, labels: jax
         sums, dx = jax.lax.scan(functools.partial(step, head), start, rows)
         return dx, sums
 
-    dx, (total, dhead) = shards.run(own, (x, labels), head)
-    return total, (dx, shards.stored(dhead, head), head)
+    dx, (total, dhead) = shards.run(own, (x, labels), head, (WHOLE, shards.stored(head)))
+    return total, (dx, dhead, head)
 
 
 def _nll_bwd(shards: RowShards, how: Terms, kept: Any, grad: jax.Array) -> Any:

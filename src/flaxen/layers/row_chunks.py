@@ -65,8 +65,9 @@ def _mapped_bwd(shards: RowShards, function: Rowwise, kept: Any, grads: Any) -> 
         sums, drows = jax.lax.scan(functools.partial(step, whole), start, rows)
         return drows, sums
 
-    drows, sums = shards.run(own, (rows, still_rows, grads), (shared, still_shared))
-    return drows, jax.tree.map(as_leaf, shards.stored(sums, shared), shared), None
+    each = rows, still_rows, grads
+    drows, sums = shards.run(own, each, (shared, still_shared), shards.stored(shared))
+    return drows, jax.tree.map(as_leaf, sums, shared), None
 
 
 _mapped.defvjp(_mapped_fwd, _mapped_bwd)

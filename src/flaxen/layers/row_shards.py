@@ -16,6 +16,8 @@ from flaxen.core.dot import is_leaf_type
 from flaxen.shard import Placement
 from flaxen.shard.specs import mesh_axes, ways
 
+WHOLE = P()
+
 
 @dataclasses.dataclass(frozen=True)
 class RowShards:
@@ -92,9 +94,16 @@ class RowShards:
         rows, *tokens = self.shape
         return rows, math.prod(tokens)
 
-    def run(self, function: Callable[[Any, Any], tuple[Any, Any]], rows: Any, shared: Any) -> Any:
+    def run(
+        self,
+        function: Callable[[Any, Any], tuple[Any, Any]],
+        rows: Any,
+        shared: Any,
+        stored: Any = WHOLE,
+    ) -> Any:
         """`function` of each shard's rows and all of `shared` -> what it makes of each row, and
-        sums over rows; the latter are added up over all shards, in their own dtype.
+        sums over rows. The latter are added up over all shards, in their own dtype, each device its
+        part of them as `stored` says, a prefix of their tree.
 
         Mesh axes that cut no rows, such as those of a vocabulary, are left to the compiler. Each
         device holds `shared`, and its own sums of that shape, whole but for those axes.
@@ -105,32 +114,45 @@ class RowShards:
             return jax.tree.map(lambda y: y[None], made)
 
         if self.mesh is None:
-            each, sums = function(jax.tree.map(lambda x: x[0], rows), shared)
-            return jax.tree.map(lambda y: y[None], each), sums
+            each, sums = here(rows, shared)
+            return each, jax.tree.map(lambda y: y[0], sums)
         each, sums = jax.shard_map(
             here,
             mesh=self.mesh,
             in_specs=(P(self.axes), P()),
-            out_specs=P(self.axes),
+            out_specs=(P(self.axes), jax.tree.map(lambda at: P(sum(self._order(at), ())), stored)),
             axis_names=set(self.axes),
             check_vma=False,
         )(rows, shared)
-        return each, jax.tree.map(lambda y: y.sum(0), sums)
+        return each, jax.tree.map(lambda at, y: jax.tree.map(self._adding(at), y), stored, sums)
 
-    def stored(self, sums: Any, head: Any) -> Any:
-        """Sums for each part of a head (weight, bias) laid out as the plan stores that: each device
-        keeps, and is sent, its own part of them alone. A leaf's integers have none, but a scalar.
+    def _order(self, stored: P) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Axes of the shards: those that sums are not cut along, and those that they are."""
+        cut = {axis for entry in stored for axis in mesh_axes(entry)}
+        rest = tuple(axis for axis in self.axes if axis not in cut)
+        return rest, tuple(axis for axis in self.axes if axis in cut)
+
+    def _adding(self, stored: P) -> Callable[[jax.Array], jax.Array]:
+        """Each device is sent its part of each shard's sums (an all-to-all); the compiler for TPUs
+        would send all of their sum to all.
+        """
+        assert self.mesh is not None
+        at = NamedSharding(self.mesh, P(self._order(stored)[0] or None, *stored))
+        return lambda y: jax.lax.with_sharding_constraint(y, at).sum(0)
+
+    def stored(self, head: Any) -> Any:
+        """How the plan cuts sums for each part of a head (weight, bias). A leaf's integers have no
+        sum but a scalar.
         """
         weight, bias = head
         if self.placement is None or len(weight.shape) != 2:
-            return sums
+            return WHOLE
         vocab, embed = weight.shape
         spec = self.placement.weight_spec({"vocab": vocab, "embed": embed})
         where = NamedSharding(self.placement.mesh, spec)
         at = weight.shardings(where) if is_leaf_type(weight) else where
-        of_bias = None if bias is None else NamedSharding(where.mesh, P(*spec[:1]))
-        lay = lambda x, at: jax.lax.with_sharding_constraint(x, at) if x.ndim else x
-        return jax.tree.map(lay, sums, (at, of_bias))
+        of = lambda at, x: at.spec if jnp.issubdtype(x.dtype, jnp.inexact) else WHOLE
+        return jax.tree.map(of, at, weight), None if bias is None else P(*spec[:1])
 
 
 def row_shards(placement: Placement | None, shape: tuple[int, ...]) -> RowShards:
