@@ -67,6 +67,7 @@ def line(operation: str, kind: str = "f32[4,16]{1,0}") -> str:
         ("[1,8]<=[8]", ("fsdp", "tp"), 8),
         ("mesh['a'=2,'b'=4] {'b'}", ("tp",), 4),
         ("mesh['a'=2,'b'=4] {'a'}", ("fsdp",), 2),
+        ("mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'a'}", ("tp",), 4),
     ],
 )
 def test_groups_are_read_in_every_notation(groups: str, axes: tuple[str, ...], devices: int):

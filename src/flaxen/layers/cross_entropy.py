@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from flaxen.core.dot import arithmetic, dense, dot
+from flaxen.layers.row_shards import WHOLE, RowShards, row_shards
+from flaxen.shard import Placement
 
 IGNORED = -100
 
@@ -64,41 +66,45 @@ def linear_cross_entropy(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     chunk: int = 256,
+    placement: Placement | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Sum of the negative log-likelihoods in float32, and how many rows were counted.
 
-    x: (rows, embed...), weight: (vocab, embed...) or a leaf type, bias: (vocab,) or None, labels:
-    (rows,), -100 ignored. Logits are `softcap * tanh(scale * (x . weight + bias) / softcap)`,
-    `chunk` rows at a time; those from `vocab` on belong to no token and count for nothing.
+    x: (rows..., embed...), weight: (vocab, embed...) or a leaf type, bias: (vocab,) or None,
+    labels: (rows...), -100 ignored; rows are (batch, seq) or (batch,). Logits are `softcap *
+    tanh(scale * (x . weight + bias) / softcap)`, `chunk` rows at a time; those from `vocab` on
+    belong to no token and count for nothing.
     label_smoothing e: a target has probability 1 - e, and e is shared by all tokens alike; z_loss z
     adds z times the square of the logarithm of the softmax's sum, for each row that counts.
     Gradients are computed in the forward pass, while the logits are there.
+
+    With a placement each device takes `chunk` of its own rows at a time. It holds the weight and,
+    in float32, the sum of its own gradients of it, both whole but for a cut of the vocabulary: so
+    the one is gathered and the other summed up over devices once, not in each chunk.
     """
-    chunk = min(chunk, max(x.shape[0], 1))
     count = jnp.sum(labels != IGNORED)
     x, weight = widened(x, weight)
-    # A strided chunk holds rows of every device's shard; a contiguous one would sit on few devices.
-    chunks = -(-x.shape[0] // chunk)
-    short = chunks * chunk - x.shape[0]
-    x = jnp.pad(x, [(0, short)] + [(0, 0)] * (x.ndim - 1))
-    labels = jnp.pad(labels, (0, short), constant_values=IGNORED)
-    x = jnp.swapaxes(x.reshape(chunk, chunks, *x.shape[1:]), 0, 1)
-    labels = labels.reshape(chunk, chunks).T
+    shards = row_shards(placement, labels.shape)
+    x, labels = shards.pieces(x, chunk), shards.pieces(labels, chunk, IGNORED)
     how = Costs(Scoring(contract, softcap, scale, vocab), label_smoothing, z_loss)
-    return _nll(how, x, (weight, bias), labels), count
+    return _nll(shards, how, x, (weight, bias), labels), count
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _nll(how: Costs, x: jax.Array, head: Any, labels: jax.Array) -> jax.Array:
-    def step(total: jax.Array, rows: Any) -> Any:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _nll(shards: RowShards, how: Costs, x: jax.Array, head: Any, labels: jax.Array) -> jax.Array:
+    def step(head: Any, total: jax.Array, rows: Any) -> Any:
         logits = how.scoring(rows[0], head)
         return total + _terms(how, logits, rows[1])[0], None
 
-    return jax.lax.scan(step, jnp.zeros((), jnp.float32), (x, labels))[0]
+    def own(rows: Any, head: Any) -> Any:
+        start = jnp.zeros((), jnp.float32)
+        return None, jax.lax.scan(functools.partial(step, head), start, rows)[0]
+
+    return shards.run(own, (x, labels), head)[1]
 
 
-def _nll_fwd(how: Costs, x: jax.Array, head: Any, labels: jax.Array) -> Any:
-    def step(carry: Any, rows: Any) -> Any:
+def _nll_fwd(shards: RowShards, how: Costs, x: jax.Array, head: Any, labels: jax.Array) -> Any:
+    def step(head: Any, carry: Any, rows: Any) -> Any:
         raw, pull = jax.vjp(functools.partial(_product, how.scoring), rows[0], head)
         logits, uncap = jax.vjp(functools.partial(_cap, how.scoring), raw)
         nll, slope = _terms(how, logits, rows[1])
@@ -106,12 +112,16 @@ def _nll_fwd(how: Costs, x: jax.Array, head: Any, labels: jax.Array) -> Any:
         total, sums = carry
         return (total + nll, jax.tree.map(added, sums, dhead)), dx
 
-    start = jnp.zeros((), jnp.float32), jax.tree.map(zeros_for, head)
-    (total, dhead), dx = jax.lax.scan(step, start, (x, labels))
+    def own(rows: Any, head: Any) -> Any:
+        start = jnp.zeros((), jnp.float32), jax.tree.map(zeros_for, head)
+        sums, dx = jax.lax.scan(functools.partial(step, head), start, rows)
+        return dx, sums
+
+    dx, (total, dhead) = shards.run(own, (x, labels), head, (WHOLE, shards.stored(head)))
     return total, (dx, dhead, head)
 
 
-def _nll_bwd(how: Costs, kept: Any, grad: jax.Array) -> Any:
+def _nll_bwd(shards: RowShards, how: Costs, kept: Any, grad: jax.Array) -> Any:
     dx, dhead, head = kept
     dhead = jax.tree.map(lambda d, w: as_leaf(d * grad, w), dhead, head)
     return (dx * grad).astype(dx.dtype), dhead, None

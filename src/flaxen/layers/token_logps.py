@@ -13,6 +13,8 @@ import jax.numpy as jnp
 
 from flaxen.layers.cross_entropy import IGNORED, Scoring, widened
 from flaxen.layers.row_chunks import in_chunks
+from flaxen.layers.row_shards import row_shards
+from flaxen.shard import Placement
 
 PLAIN = Scoring()
 
@@ -27,17 +29,20 @@ def token_logps(
     temperature: float = 1.0,
     entropy: bool = False,
     chunk: int = 256,
+    placement: Placement | None = None,
 ) -> tuple[jax.Array, jax.Array | None]:
     """log p of each row's target, and if asked the entropy of each row's distribution in nats:
-    (rows,) in float32, 0 where the target is -100.
+    (rows...) in float32, 0 where the target is -100.
 
-    x: (rows, embed...), weight: (vocab, embed...) or a leaf type, bias: (vocab,) or None, targets:
-    (rows,). Scores are those of `scoring`, divided by `temperature`; `chunk` rows are scored at a
-    time, and once more in the backward pass.
+    x: (rows..., embed...), weight: (vocab, embed...) or a leaf type, bias: (vocab,) or None,
+    targets: (rows...); rows are (batch, seq) or (batch,). Scores are those of `scoring`, divided by
+    `temperature`; `chunk` rows are scored at a time, and once more in the backward pass. placement:
+    as of `linear_cross_entropy`.
     """
     x, weight = widened(x, weight)
     function = functools.partial(_picked, scoring, temperature, entropy)
-    logps, *entropies = in_chunks(function, x, (weight, bias), targets, chunk=chunk)
+    shards = row_shards(placement, targets.shape)
+    logps, *entropies = in_chunks(function, x, (weight, bias), targets, shards=shards, chunk=chunk)
     return logps, entropies[0] if entropy else None
 
 

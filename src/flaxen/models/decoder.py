@@ -158,15 +158,16 @@ class Decoder(Skeleton):
         head = self.embed_tokens if self.lm_head is None else self.lm_head
         with ctx.runtime.products():
             return linear_cross_entropy(
-                x.reshape(-1, x.shape[-1]),
+                x,
                 head.weight,
-                labels.reshape(-1),
+                labels,
                 bias=head.bias,
                 softcap=self.logit_softcap,
                 scale=self.logit_scale,
                 vocab=self.embed_tokens.vocab,
                 label_smoothing=label_smoothing,
                 z_loss=z_loss,
+                placement=ctx.runtime.placement,
             )
 
     def logps(
@@ -187,17 +188,16 @@ class Decoder(Skeleton):
         x, _, _ = self.hidden(ids, ctx, extra=extra)
         scoring, (weight, bias) = self.scoring()
         with ctx.runtime.products():
-            found = token_logps(
-                x.reshape(-1, x.shape[-1]),
+            return token_logps(
+                x,
                 weight,
-                targets.reshape(-1),
+                targets,
                 bias=bias,
                 scoring=scoring,
                 temperature=temperature,
                 entropy=entropy,
+                placement=ctx.runtime.placement,
             )
-        logps, entropies = found
-        return logps.reshape(ids.shape), None if entropies is None else entropies.reshape(ids.shape)
 
     def scoring(self) -> tuple[Scoring, tuple[Any, Any]]:
         """How normalised hidden states are scored, and with which weight and bias."""

@@ -233,7 +233,8 @@ def _run(
     x, states = encoder.hidden(ids, types, ctx, collect)
     key = ctx.of_layer(len(encoder.layers) + 1).dropout_key
     kept = jnp.ones(ids.shape, bool) if keep is None else keep
-    return Last(x, kept, encoder.embed_tokens, rows, key, ids), states, ctx
+    last = Last(x, kept, encoder.embed_tokens, rows, key, ids, runtime.placement)
+    return last, states, ctx
 
 
 @partial(jax.jit, static_argnames=("runtime", "hidden_states", "attentions"))

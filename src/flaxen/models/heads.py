@@ -19,13 +19,14 @@ from flaxen.layers.norm import Identity
 from flaxen.models.inputs import array
 from flaxen.models.losses import cross_entropy
 from flaxen.models.outputs import EncoderOutput, LogitsOutput, PretrainingOutput
+from flaxen.shard import Placement
 
 
 @dataclasses.dataclass(frozen=True)
 class Last:
     """What a head is given: states (R, T, D) of the rows, which tokens are real (R, T), the table
     of embeddings (None in what reads no text), the shape (R,) that the rows were given in, the key
-    of dropout, if any, and the token ids (R, T) of a text.
+    of dropout, if any, the token ids (R, T) of a text, and where it is run.
     """
 
     states: jax.Array
@@ -34,6 +35,7 @@ class Last:
     rows: tuple[int, ...]
     dropout_key: jax.Array | None = None
     ids: Any = None
+    placement: Placement | None = None
 
     def drop(self, x: jax.Array, rate: float, place: int = 0) -> jax.Array:
         key = None if self.dropout_key is None else jax.random.fold_in(self.dropout_key, place)
@@ -149,11 +151,12 @@ class MaskedLMHead(Head):
         head = table if self.decoder is None else self.decoder
         own = self.bias if self.decoder is None or self.bias is not None else self.decoder.bias
         total, count = linear_cross_entropy(
-            x.reshape(-1, x.shape[-1]),
+            x,
             head.weight,
-            targets["labels"].reshape(-1),
+            targets["labels"],
             bias=own,
             vocab=table.vocab,
+            placement=last.placement,
         )
         return total / jnp.maximum(count, 1)
 

@@ -99,10 +99,11 @@ def mean_loss(
     head = model.embed_tokens if model.lm_head is None else model.lm_head
     with runtime.products():
         total, count = linear_cross_entropy(
-            model._scaled(x).reshape(-1, x.shape[-1]),
+            model._scaled(x),
             head.weight,
-            labels.reshape(-1),
+            labels,
             bias=model.logits_bias,
             vocab=model.embed_tokens.vocab,
+            placement=runtime.placement,
         )
     return total / jnp.maximum(count, 1)

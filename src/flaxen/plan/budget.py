@@ -110,8 +110,9 @@ def _moments(job: Job, platform: str, trained: Iterable[Any]) -> list[tuple[int,
     sums = held(trained, 4) if job.accumulation > 1 else 0
     plain, head = kept(job, None, platform), _head(job)
     saved = on_each(job, plain if job.remat is None else kept(job, job.remat, platform))
-    # The scores' weight is gathered, and the gradient of each piece of rows is summed in float32.
-    loss = (sums + head * (4 + narrow) * full, saved, head * narrow)
+    # The scores' weight is gathered, and each device sums its gradient in float32; the sum is there
+    # twice when the others are sent their parts of it.
+    loss = (sums + head * (4 + narrow) * full, saved, head * (4 if full else narrow))
     layers = [x for x in plain if x.shape[:1] == (turns(job.module),)]
     layer = on_each(job, layers) // max(turns(job.module), 1)
     # Half of what a layer computes again is there at once, beside two products that make gradients.

@@ -25,6 +25,12 @@ TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 BOUND = re.compile(r" s32\[\]\S* constant\((\d+)\)")
 SHAPE = re.compile(r"\b([a-z]+\d*\w*)\[([\d,<=]*)\]")
 
+NAMED = re.compile(
+    r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? ?"
+    r"\{([^}]*)\}"
+)
+"""Groups as axes of a mesh, whose devices may be in another order."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
@@ -152,12 +158,16 @@ def _nbytes(kind: str, dims: str) -> int:
 def _groups(line: str, mesh: Mapping[str, int]) -> list[list[int]]:
     """Devices that speak with each other, by their number, in each of three notations."""
     count = math.prod(mesh.values())
-    if found := re.search(r"replica_groups=mesh\[([^\]]*)\] ?\{([^}]*)\}", line):
+    if found := NAMED.search(line):
         named = [(n, int(s)) for n, s in re.findall(r"'?([\w.\-]+)'?=(\d+)", found[1])]
-        wanted = re.findall(r"'([\w.\-]+)'", found[2])
+        wanted = re.findall(r"'([\w.\-]+)'", found[4])
         dims, over = [s for _, s in named], [i for i, (n, _) in enumerate(named) if n in wanted]
         rest = [i for i in range(len(dims)) if i not in over]
-        order = np.arange(math.prod(dims)).reshape(dims).transpose(*rest, *over)
+        order = np.arange(math.prod(dims))
+        if found[2]:
+            order = order.reshape(_numbers(found[2]))
+            order = order.transpose(_numbers(found[3])) if found[3] else order
+        order = order.reshape(dims).transpose(*rest, *over)
         return order.reshape(-1, math.prod([dims[i] for i in over])).tolist()
     if found := re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line):
         shape, dims = _numbers(found[1]), _numbers(found[2])

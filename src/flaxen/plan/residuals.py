@@ -92,9 +92,9 @@ def _share(job: Job, x: jax.ShapeDtypeStruct) -> int:
     flat = job.micro_batch * job.seq
     if _taken(dims, job.micro_batch, job.seq) or _taken(dims, flat):
         size //= tokens
-    elif math.prod(dims[:2]) == flat:
-        # Rows in pieces, as the loss takes them.
-        dims, size = dims[2:], size // tokens
+    elif dims[:1] == [1] and math.prod(dims[1:3]) == flat:
+        # Rows in pieces, as the loss takes them: (shards, chunks, rows of a chunk).
+        dims, size = dims[3:], size // tokens
     elif _taken(dims, job.micro_batch):
         size //= rows
     return size // max((ways for n, ways in inner(job).items() if n in dims), default=1)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from flaxen.core.errors import InputError
 from flaxen.layers.cross_entropy import IGNORED, Scoring, widened
 from flaxen.layers.row_chunks import in_chunks
+from flaxen.layers.row_shards import row_shards
 from flaxen.layers.runtime import Runtime
 from flaxen.layers.token_logps import log_softmax
 from flaxen.models.causal import whole_context
@@ -58,12 +59,12 @@ class Distillation(Causal):
     def loss(
         self, model: Any, reference: Any, batch: Batch, runtime: Runtime
     ) -> tuple[jax.Array, Metrics]:
-        config, targets = self.config, batch["targets"].reshape(-1)
+        config, targets = self.config, batch["targets"]
         states, scorings, heads = [], [], []
         for part, key in ((model, batch.get("dropout_keys")), (reference, None)):
             x = _states(part, batch, runtime, key)
             scoring, (weight, bias) = part.scoring()
-            x, weight = widened(x.reshape(-1, x.shape[-1]), weight)
+            x, weight = widened(x, weight)
             states.append(x)
             scorings.append(scoring)
             heads.append((weight, bias))
@@ -80,6 +81,7 @@ class Distillation(Causal):
                 heads[0],
                 (states[1], targets),
                 heads[1],
+                shards=row_shards(runtime.placement, targets.shape),
             )
         share = config.distillation_alpha
         apart, nll = apart.sum(), nll.sum()
