@@ -93,6 +93,7 @@ QUIET["clip"] |= {"initializer_factor", "logit_scale_init_value"}
 QUIET["clip"] |= {"text_config.initializer_factor", "vision_config.initializer_factor"}
 QUIET["dinov2"] |= {"layerscale_value"}
 QUIET["dinov2_with_registers"] |= QUIET["dinov2"]
+QUIET["clip_text_model"] = QUIET["clip_vision_model"] = {"initializer_factor", "projection_dim"}
 OF_SCANS = {"rescale_prenorm_residual", "residual_in_fp32", "time_step_floor"}
 OF_SCANS |= {"time_step_max", "time_step_min"}
 QUIET["mamba2"] = OF_SCANS | {"chunk_size", "time_step_rank"}
@@ -110,6 +111,11 @@ BIOGPT = {
     "max_position_embeddings": 32,
 }
 CASES: dict[str, list[dict]] = {"biogpt": [BIOGPT]}
+for _of, _whole in (("clip", "clip"), ("siglip", "siglip")):
+    _about = golden.about(_whole)["config"]
+    for _side in ("text", "vision"):
+        _type = f"{_of}_{_side}_model"
+        CASES[_type] = [{**_about[f"{_side}_config"], "model_type": _type}]
 for _config in [
     *(golden.about(name)["config"] for name in golden.cases(None)),
     *map(encoder_cases.config, encoder_cases.names()),

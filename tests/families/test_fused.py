@@ -145,7 +145,7 @@ def test_an_adapter_folder_says_that_matrices_are_turned(gpt2, tmp_path):
 
 
 def test_a_target_is_named_apart_from_one_of_the_same_last_word(tmp_path):
-    adapted = add_lora(tiny("gpt2", folded=False).module, rank=2, targets=["o_proj"])
+    adapted = add_lora(tiny("gpt2", folded=False).module, rank=2, alpha=8, targets=["o_proj"])
     save_adapter(adapted, tmp_path, GPT2, alpha=8, fan_in_fan_out=True)
     about = json.loads((tmp_path / "adapter_config.json").read_text())
     assert about["target_modules"] == ["attn.c_proj"]

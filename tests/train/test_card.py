@@ -30,7 +30,7 @@ def run_of(folder: Path | None = CACHED, classes: tuple[str, ...] = ("LlamaForCa
         config=space(architectures=list(classes), model_type="llama"),
         module=None,
     )
-    source = space(per_epoch=7, fingerprint=lambda: "feed", examples=[1] * 1234)
+    source = space(per_epoch=7, fingerprint=lambda: "feed", count=1234)
     runtime = space(placement=None)
     return space(model=model, config=config, source=source, runtime=runtime, steps=2)
 

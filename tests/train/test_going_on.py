@@ -294,10 +294,12 @@ def test_runs_leave_no_threads(tok, data, tmp_path):
     """Two one after another, the second in a thread, where no signal comes."""
     settings = QUICK | {"steps": 2, "save_every": 1}
     train(tiny(), tok, data, output=tmp_path / "first", **settings)
+    # Other tests' libraries leave watchers of their own.
     before = set(threading.enumerate())
     run = lambda: train(tiny(), tok, data, output=tmp_path / "second", **settings)
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
     assert losses(tmp_path / "second") == losses(tmp_path / "first")
-    assert set(threading.enumerate()) == before == {threading.main_thread()}
+    assert set(threading.enumerate()) == before
+    assert not [x.name for x in before if "orbax" in x.name.lower() or "ckpt" in x.name.lower()]

@@ -58,7 +58,7 @@ def test_losses_and_gradients_over_micro_batches_are_those_of_trl(case: str):
     }
     loss = lambda weights, _, micro: grpo.loss(weights, None, micro, None)
     gradient = gradient_of(loss, grpo.weight, lambda x: x, LOGPS.sharding)
-    value, told, slope, weight = jax.jit(gradient)(LOGPS, None, batch)
+    value, told, slope, weight = jax.jit(gradient)(LOGPS, None, batch, 1.0)
     want = TRL["cases"][case]
     assert weight == MASK.sum()
     np.testing.assert_allclose(value, want["loss"], rtol=1e-5)

@@ -97,6 +97,11 @@ class Batches:
         return self.order.per_epoch
 
     @property
+    def count(self) -> int:
+        """Examples of all parts."""
+        return sum(len(part.examples) for part in self.parts)
+
+    @property
     def packed(self) -> bool:
         return any(part.packed for part in self.parts)
 

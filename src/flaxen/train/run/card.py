@@ -146,9 +146,8 @@ def _results(rows: list[Row]) -> list[tuple[str, str]]:
 def _data(run: Run, data: Any) -> list[tuple[str, str]]:
     out = [("files", ", ".join(map(_code, names_of(data))))]
     source: Any = run.source
-    examples = getattr(source, "examples", None)
-    if examples is not None:
-        out.append(("examples", f"{len(examples):,}"))
+    if hasattr(source, "count"):
+        out.append(("examples", f"{source.count:,}"))
     out.append(("steps in a pass", f"{source.per_epoch:,}"))
     out.append(("hash of all tokens", _code(source.fingerprint())))
     return out
