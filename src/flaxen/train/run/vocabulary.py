@@ -55,7 +55,7 @@ def check_ids(batch: Mapping[str, np.ndarray], vocab: int) -> None:
     greatest = max((int(array.max()) for array in ids if array.size), default=0)
     if greatest >= vocab:
         raise InputError(
-            f"The data has the token id {greatest}, but the model has {vocab} tokens: the tokenizer "
-            "is not this model's. Give the model's own, or enlarge its vocabulary first "
+            f"The data has the token id {greatest}, but the model has {vocab} tokens: the "
+            "tokenizer is not this model's. Give the model's own, or enlarge its vocabulary first "
             "(resize_token_embeddings)."
         )

@@ -27,9 +27,9 @@ def setting(
 ) -> Any:
     """A field of a dataclass of settings.
 
-    about: one line for people. least, above, most, below, choices: what it may be, if it is
-    not None. free: a run that goes on may have another value. flag: whether the command line has it too, or
-    as what type.
+    about: one line for people. least, above, most, below, choices: what it may be, if it is not
+    None. free: a run that goes on may have another value. flag: whether the command line has it
+    too, or as what type.
     """
     bounds = {"least": least, "above": above, "most": most, "below": below}
     rules = bounds | {"choices": choices}
