@@ -50,6 +50,8 @@ def fit(value: Any, hint: Any) -> Any:
     kinds = _kinds(hint)
     if value is None and type(None) in kinds:
         return None
+    if isinstance(value, list | tuple) and list in kinds:
+        return [_inside(x, hint, Sequence, -1) for x in value]
     if isinstance(value, dict) and dict in kinds:
         return {
             _inside(key, hint, Mapping, 0): _inside(x, hint, Mapping, -1)
@@ -57,8 +59,6 @@ def fit(value: Any, hint: Any) -> Any:
         }
     if type(value) in kinds:
         return value
-    if isinstance(value, list | tuple) and list in kinds:
-        return [_inside(x, hint, Sequence, -1) for x in value]
     if type(value) is int and float in kinds:
         return float(value)
     if (isinstance(value, str) and str not in kinds) or (isinstance(value, str) and bool in kinds):
