@@ -15,7 +15,10 @@ LEAST = {"model": "m", "data": "d.jsonl"}
 
 
 def test_a_printed_run_reads_back_as_itself(tmp_path):
-    run = run_config(LEAST | {"steps": 3, "lora_targets": ["q_proj"], "beta2": 0.95, "clip": None})
+    run = run_config(
+        LEAST
+        | {"steps": 3, "lora_rank": 2, "lora_targets": ["q_proj"], "beta2": 0.95, "clip": None}
+    )
     path = tmp_path / "run.yaml"
     path.write_text(as_yaml(run))
     assert run_config(read_yaml(path)) == run
@@ -81,7 +84,7 @@ def test_ranges_are_checked_all_at_once():
     for wrong in (
         "batch_size is 0, expected at least 1",
         "clip is -1.0, expected more than 0",
-        "beta1 is 2.0, expected at most 1",
+        "beta1 is 2.0, expected less than 1",
         "dtype is 'float64', expected float32, bfloat16 or float16",
     ):
         assert wrong in str(error.value)
