@@ -15,7 +15,10 @@ LEAST = {"model": "m", "data": "d.jsonl"}
 
 
 def test_a_printed_run_reads_back_as_itself(tmp_path):
-    run = run_config(LEAST | {"steps": 3, "lora_targets": ["q_proj"], "beta2": 0.95, "clip": None})
+    run = run_config(
+        LEAST
+        | {"steps": 3, "lora_rank": 2, "lora_targets": ["q_proj"], "beta2": 0.95, "clip": None}
+    )
     path = tmp_path / "run.yaml"
     path.write_text(as_yaml(run))
     assert run_config(read_yaml(path)) == run
@@ -81,7 +84,7 @@ def test_ranges_are_checked_all_at_once():
     for wrong in (
         "batch_size is 0, expected at least 1",
         "clip is -1.0, expected more than 0",
-        "beta1 is 2.0, expected at most 1",
+        "beta1 is 2.0, expected less than 1",
         "dtype is 'float64', expected float32, bfloat16 or float16",
     ):
         assert wrong in str(error.value)
@@ -100,3 +103,66 @@ def test_without_a_file_adapters_are_trained(capsys):
     printed = yaml.safe_load(capsys.readouterr().out)
     assert (printed["lora_rank"], printed["lora_alpha"]) == (8, 16.0)
     assert (printed["data"], printed["packing"]) == (["a.jsonl", "b.jsonl"], False)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("learning_rate", float("inf")),
+        ("epochs", float("inf")),
+        ("eps", float("inf")),
+        ("beta1", 1),
+        ("beta2", 1.0),
+        ("seed", -1),
+        ("seed", 2**63),
+        ("steps", 2**31),
+        ("warmup", 10**30),
+        ("reward_weights", [1.0, float("nan")]),
+        ("alpha_pattern", {"q_proj": float("nan")}),
+    ],
+)
+def test_a_number_that_no_device_can_follow_is_refused(key, value):
+    more = {"lora_rank": 2} if key == "alpha_pattern" else {}
+    with pytest.raises(ConfigError, match=f"{key} is .*, expected"):
+        run_config(LEAST | more | {key: value})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("layers_to_transform", ["a"], "of each entry a whole number, not 'a'"),
+        ("rank_pattern", {"q_proj": "x"}, "of each entry a whole number, not 'x'"),
+        ("lora_targets", [1], "of each entry text, not 1"),
+        ("reward", [1], "of each entry text, not 1"),
+        ("sample_prompts", [{"a": 1}], "of each entry text, not"),
+        ("columns", {"text": 1}, "of each entry text, not 1"),
+        ("columns", {1: "text"}, "of each key text, not 1"),
+        ("data", [["a"]], "of each entry text or a mapping, not"),
+    ],
+)
+def test_what_a_list_or_mapping_holds_is_looked_at_too(key, value, expected):
+    with pytest.raises(ConfigError, match=f"{key} is .*, expected {expected}"):
+        run_config(LEAST | {key: value})
+
+
+@pytest.mark.parametrize(
+    "asked", [{"lora_alpha": 32}, {"lora_targets": "q_proj"}, {"use_dora": True}]
+)
+def test_settings_of_adapters_without_a_rank_do_not_train_all_weights(asked):
+    with pytest.raises(ConfigError, match=f"{next(iter(asked))} .*; say lora_rank"):
+        run_config(LEAST | asked)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("seed: 1\nsteps: 2\nseed: 3\n", "'seed' twice, in lines 1 and 3"),
+        ("a: " + "[" * 5000, "nested too deeply"),
+        ("data: 2020-99-99\n", "no YAML"),
+    ],
+)
+def test_a_file_that_is_not_clear_is_refused(text, expected, tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=expected):
+        read_yaml(path)

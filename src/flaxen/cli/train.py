@@ -121,15 +121,19 @@ def function_of(name: str) -> Any:
     """The function that FILE.py:NAME names; the file is the user's own, and is run.
 
     Raises:
-        InputError: there is none.
+        InputError: there is none, or the file fails.
     """
     path, _, function = name.rpartition(":")
     if not path or not Path(path).is_file():
         raise InputError(f"{name!r} names no function; write FILE.py:NAME, of a file that exists.")
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    assert spec is not None and spec.loader is not None
+    if spec is None or spec.loader is None:
+        raise InputError(f"{path} is no file of Python; write FILE.py:NAME.")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise InputError(f"{path} cannot be run: {type(error).__name__}: {error}") from error
     if not callable(getattr(module, function, None)):
         raise InputError(f"{path} defines no function {function!r}.")
     return getattr(module, function)
@@ -137,10 +141,12 @@ def function_of(name: str) -> Any:
 
 def _defaults(values: dict[str, Any], full: bool, file: bool) -> dict[str, Any]:
     """What is not said, as most people want it; a file says it all."""
+    from flaxen.train.settings.adapter import AdapterSettings
+
     if full and values.get("lora_rank") and not file:
         raise InputError("--full trains all weights and --lora-rank adapters; give one of them.")
     if full:
-        values = {k: v for k, v in values.items() if not k.startswith("lora_")}
+        values = {k: v for k, v in values.items() if k not in AdapterSettings.__dataclass_fields__}
     if file:
         return values
     if full:

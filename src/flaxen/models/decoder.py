@@ -48,6 +48,10 @@ class Decoder(Skeleton):
     def kind(self) -> str:
         return "a causal language model"
 
+    def longest(self) -> int | None:
+        table = self.embed_positions
+        return None if table is None else table.weight.shape[0] - table.offset
+
     def takes(self) -> tuple[str, ...]:
         rows = ("input_ids", "attention_mask", "position_ids", "segment_ids", "labels")
         return *rows, "past_key_values", "extra_embedding", "vision_mask"

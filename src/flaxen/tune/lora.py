@@ -91,7 +91,13 @@ def add_lora(
         return with_magnitude(layer) if use_dora else layer
 
     saved = saved_modules(tree, modules_to_save)
-    return replaced(map_linears(adapt, tree), dict.fromkeys(saved), name)
+    adapted = map_linears(adapt, tree)
+    if not saved and name not in adapter_names(adapted):
+        raise ConfigError(
+            f"No projection gets an adapter: targets {targets!r} in layers {layers_to_transform!r} "
+            "are none."
+        )
+    return replaced(adapted, dict.fromkeys(saved), name)
 
 
 def _check(tree: Any, rank: int, name: str, dropout: float, init: str) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import gzip
 import json
 import os
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -44,7 +45,7 @@ def documents(file: Path) -> Iterator[Found]:
     readers = {"lines": _lines, "json": _json, "text": _text, "parquet": _parquet}
     try:
         yield from readers[kind_of_file(file) or "text"](file)
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         why = getattr(error, "strerror", None) or error
         raise InputError(f"{file} cannot be read: {why}.") from error
 
@@ -83,7 +84,7 @@ def _json(file: Path) -> Iterator[Found]:
     with _opened(file) as stream:
         try:
             found = json.loads(stream.read())
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             yield str(file), f"not JSON ({error})"
             return
     for number, fields in enumerate(found):

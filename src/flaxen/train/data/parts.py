@@ -62,6 +62,8 @@ def names_of(data: Any) -> list[str]:
 
 
 def _part(entry: Any, columns: Mapping[str, str] | None) -> Part:
+    if not isinstance(entry, str | os.PathLike | Mapping):
+        raise InputError(f"data has {entry!r}; expected a path, or a mapping with one.")
     if not isinstance(entry, Mapping):
         path, weight = _weighted(os.fspath(entry))
         entry = {"path": path} | ({"weight": weight} if weight is not None else {})

@@ -7,8 +7,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from flaxen.train.data.stream import Stream
 from flaxen.train.run.log import Log
 from flaxen.train.run.prepare import Run
+from flaxen.train.run.vocabulary import check_ids
 from flaxen.train.step import TrainState, place_batch, trained_tree
 
 Told = dict[str, Any]
@@ -32,7 +34,10 @@ class Ahead:
         self.next = self._placed(step)
 
     def _placed(self, step: int) -> Any:
-        return place_batch(self.run.source.batch_at(step), self.run.runtime)
+        batch = self.run.source.batch_at(step)
+        if isinstance(self.run.source, Stream):  # which nobody has read before
+            check_ids(batch, self.run.model.module.embed_tokens.vocab_size)
+        return place_batch(batch, self.run.runtime)
 
 
 class Rollouts(Ahead):

@@ -17,6 +17,7 @@ from flaxen.train.run.folder import check_output
 from flaxen.train.run.going_on import check_processes, check_steps
 from flaxen.train.run.samples import Prompt, sample_prompts
 from flaxen.train.run.source import learned_from, tested_on
+from flaxen.train.run.vocabulary import check_length, check_vocabulary
 from flaxen.train.settings import Paths, TrainConfig
 from flaxen.train.step import Trainer, TrainState, make_trainer
 from flaxen.tune import adapters, add_lora, without_adapters
@@ -78,9 +79,11 @@ def prepare(
             f"The objective {config.objective!r} asks no reward function; leave reward out."
         )
     objective.check(model.module)
+    check_length(model.module, config.seq_len)
     objective.begin(model, reference)
     source = learned_from(objective, tok, data)
     held_out = None if eval_data is None else tested_on(objective, tok, eval_data)
+    check_vocabulary(model.module, tok, source, held_out)
     steps = config.steps or math.ceil(config.epochs * source.per_epoch * objective.steps_per_batch)
     about = {"data": source.fingerprint(), "model": checksum(model.module)}
     if reference is not None:

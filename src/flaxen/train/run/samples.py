@@ -90,6 +90,8 @@ def _prompt(given: Any, tok: Any, raw: bool) -> Prompt:
         if raw or not tok.chat_template or not given.strip():
             return Prompt(given, encode(tok, given) if given.strip() else [])
         return Prompt(given, encode_chat(tok, [{"role": "user", "content": given}]))
+    if not _is_chat(given):
+        raise InputError(f"sample_prompts has {given!r}; expected text, or a list of messages.")
     last = given[-1]["content"]
     return Prompt(last if isinstance(last, str) else json.dumps(last), encode_chat(tok, given))
 
@@ -119,10 +121,11 @@ def _read(where: str, line: str) -> Any:
     if isinstance(found, dict) and isinstance(found.get("prompt"), str):
         return found["prompt"]
     messages = found.get("messages") if isinstance(found, dict) else None
-    if isinstance(messages, list) and messages and all(map(_is_message, messages)):
+    if _is_chat(messages):
         return messages
     raise InputError(f"{where} is {line[:80]!r}; expected {FORMS}.")
 
 
-def _is_message(message: Any) -> bool:
-    return isinstance(message, dict) and {"role", "content"} <= message.keys()
+def _is_chat(messages: Any) -> bool:
+    whole = lambda x: isinstance(x, dict) and {"role", "content"} <= x.keys()
+    return isinstance(messages, list) and bool(messages) and all(map(whole, messages))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from flaxen.train.settings.field import setting
 
@@ -33,3 +34,14 @@ class AdapterSettings:
     modules_to_save: Sequence[str] | None = setting(
         None, "Heads and tables that are trained in full beside adapters.", flag=list[str]
     )
+
+
+def without_rank(settings: Any) -> Iterator[str]:
+    """What is asked of adapters where there are none: all weights would be trained instead."""
+    names = [
+        field.name
+        for field in dataclasses.fields(AdapterSettings)
+        if field.name != "lora_rank" and getattr(settings, field.name) != field.default
+    ]
+    if settings.lora_rank is None and names:
+        yield f"{' and '.join(names)} are of adapters, of which there are none; say lora_rank"

@@ -39,7 +39,7 @@ class DataSettings:
     )
     streaming: bool = setting(False, "Read while training, for what is too much; needs steps.")
     shuffle_buffer: int = setting(10_000, "Documents among which a stream is shuffled.", least=1)
-    seed: int = setting(0, "Order of the data, fresh weights, dropout.")
+    seed: int = setting(0, "Order of the data, fresh weights, dropout.", least=0, most=2**63 - 1)
 
 
 def contradictions(settings: Any) -> Iterator[str]:

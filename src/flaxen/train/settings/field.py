@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from flaxen.core.errors import ConfigError
+
+GREATEST = 2**31 - 1
+"""Of whole numbers, unless a setting says another: those that devices count with."""
 
 
 def setting(
@@ -16,17 +20,19 @@ def setting(
     least: float | None = None,
     above: float | None = None,
     most: float | None = None,
+    below: float | None = None,
     choices: Sequence[Any] | None = None,
     free: bool = False,
     flag: Any = True,
 ) -> Any:
     """A field of a dataclass of settings.
 
-    about: one line for people. least, above, most, choices: what it may be, if it is not None.
-    free: a run that goes on may have another value. flag: whether the command line has it too, or
-    as what type.
+    about: one line for people. least, above, most, below, choices: what it may be, if it is not
+    None. free: a run that goes on may have another value. flag: whether the command line has it
+    too, or as what type.
     """
-    rules = {"least": least, "above": above, "most": most, "choices": choices}
+    bounds = {"least": least, "above": above, "most": most, "below": below}
+    rules = bounds | {"choices": choices}
     return dataclasses.field(
         default=default, metadata={"about": about, "free": free, "flag": flag, **rules}
     )
@@ -43,8 +49,8 @@ def problems(settings: Any) -> Iterator[str]:
 
 def _expected(value: Any, rules: Any) -> str | None:
     """What was expected of a value, if it is not that."""
-    least, above, most = rules.get("least"), rules.get("above"), rules.get("most")
-    numbers = [bound for bound in (least, above, most) if bound is not None]
+    least, above, most, below = (rules.get(x) for x in ("least", "above", "most", "below"))
+    numbers = [bound for bound in (least, above, most, below) if bound is not None]
     if numbers and (isinstance(value, str | bool) or not isinstance(value, int | float)):
         return "a number"
     if least is not None and not value >= least:
@@ -53,10 +59,25 @@ def _expected(value: Any, rules: Any) -> str | None:
         return f"more than {above}"
     if most is not None and not value <= most:
         return f"at most {most}"
+    if below is not None and not value < below:
+        return f"less than {below}"
+    if numbers and most is None and isinstance(value, int) and value > GREATEST:
+        return f"at most {GREATEST}"
+    if not _finite(value):
+        return "finite numbers" if isinstance(value, Mapping | list | tuple) else "a finite number"
     choices = rules.get("choices")
     if choices is not None and value not in choices:
         return " or ".join(", ".join(map(str, choices)).rsplit(", ", 1))
     return None
+
+
+def _finite(value: Any) -> bool:
+    """Whether no number is infinite or NaN, of those inside too."""
+    if isinstance(value, Mapping):
+        return all(map(_finite, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def checked(settings: Any, more: Sequence[str] = ()) -> None:

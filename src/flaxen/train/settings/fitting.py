@@ -50,10 +50,15 @@ def fit(value: Any, hint: Any) -> Any:
     kinds = _kinds(hint)
     if value is None and type(None) in kinds:
         return None
+    if isinstance(value, list | tuple) and list in kinds:
+        return [_inside(x, hint, Sequence, -1) for x in value]
+    if isinstance(value, dict) and dict in kinds:
+        return {
+            _inside(key, hint, Mapping, 0): _inside(x, hint, Mapping, -1)
+            for key, x in value.items()
+        }
     if type(value) in kinds:
         return value
-    if isinstance(value, list | tuple) and list in kinds:
-        return list(value)
     if type(value) is int and float in kinds:
         return float(value)
     if (isinstance(value, str) and str not in kinds) or (isinstance(value, str) and bool in kinds):
@@ -63,6 +68,23 @@ def fit(value: Any, hint: Any) -> Any:
     if isinstance(value, float) and value.is_integer() and int in kinds:
         return int(value)
     raise ValueError(" or ".join(NAMES[k] for k in NAMES if k in kinds))
+
+
+def _inside(value: Any, hint: Any, kind: type, which: int) -> Any:
+    """What a list or mapping holds, as the `which`-th argument of its own hint says."""
+    for each in (hint, *typing.get_args(hint)):
+        origin = typing.get_origin(each)
+        if not isinstance(origin, type) or not issubclass(origin, kind):
+            continue
+        wanted = typing.get_args(each)[which]
+        if wanted is Any:
+            return value
+        try:
+            return fit(value, wanted)
+        except ValueError as error:
+            what = "key" if kind is Mapping and which == 0 else "entry"
+            raise ValueError(f"of each {what} {error}, not {value!r}") from None
+    return value
 
 
 def _kinds(hint: Any) -> set[type]:

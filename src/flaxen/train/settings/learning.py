@@ -23,8 +23,8 @@ class LearningSettings:
     end_ratio: float = setting(0.0, "Of the learning rate, left at the end.", least=0, most=1)
     decay_share: float = setting(0.1, "Of the steps, in which wsd falls.", above=0, most=1)
     weight_decay: float = setting(0.0, "On matrices only.", least=0)
-    beta1: float = setting(0.9, "Of the first moment.", least=0, most=1)
-    beta2: float = setting(0.999, "Of the second moment.", least=0, most=1)
+    beta1: float = setting(0.9, "Of the first moment.", least=0, below=1)
+    beta2: float = setting(0.999, "Of the second moment.", least=0, below=1)
     eps: float = setting(1e-8, "Added to the root of the second moment.", above=0)
     clip: float | None = setting(1.0, "Longer gradients are shortened to this norm.", above=0)
     dtype: str | None = setting(

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flaxen.train.settings.adapter import AdapterSettings
+from flaxen.train.settings.adapter import AdapterSettings, without_rank
 from flaxen.train.settings.data import DataSettings, contradictions
 from flaxen.train.settings.field import checked, plain, setting
 from flaxen.train.settings.learning import LearningSettings
@@ -56,7 +56,7 @@ class TrainConfig(
     )
 
     def __post_init__(self) -> None:
-        checked(self, tuple(contradictions(self)))
+        checked(self, (*contradictions(self), *without_rank(self)))
         self.checkpointing()
         self.peak()
 

@@ -25,14 +25,32 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     import yaml
 
     try:
-        found = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
+        _check_once(yaml.compose(text, yaml.SafeLoader), path)
+        found = yaml.safe_load(text)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}.") from None
-    except yaml.YAMLError as error:
+    except RecursionError:
+        raise ConfigError(f"{path} is no file of settings: it is nested too deeply.") from None
+    except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{path} is no YAML: {' '.join(str(error).split())}") from None
     if not isinstance(found, dict):
         raise ConfigError(f"{path} holds {type(found).__name__}; expected lines of `key: value`.")
     return found
+
+
+def _check_once(node: Any, path: str | Path) -> None:
+    """
+    Raises:
+        ConfigError: a key that a file has twice, of which YAML would silently take the last.
+    """
+    pairs = node.value if node is not None and node.id == "mapping" else ()
+    lines: dict[Any, int] = {}
+    for key, _ in pairs:
+        line = key.start_mark.line + 1
+        if key.id == "scalar" and lines.setdefault(key.value, line) != line:
+            first = lines[key.value]
+            raise ConfigError(f"{path} has {key.value!r} twice, in lines {first} and {line}.")
 
 
 def as_yaml(config: RunConfig) -> str:
