@@ -10,9 +10,8 @@ def short_and_polite(
     prompts: Sequence[Any], completions: Sequence[Any], **columns: Any
 ) -> list[float]:
     """One for an answer that thanks, less for each word of it."""
-    return [
-        float("thank" in words.lower()) - len(words.split()) / 50 for words in map(text, completions)
-    ]
+    answers = [text(completion) for completion in completions]
+    return [float("thank" in x.lower()) - len(x.split()) / 50 for x in answers]
 
 
 def text(completion: Any) -> str:
