@@ -59,7 +59,7 @@ def test_all_kinds_of_documents_are_read(tmp_path):
         ("[1, 2]\n", "found a list"),
         ('{"body": "a"}\n', "found the keys 'body'"),
         ('{"text": 3}\n', "'text' is '3', not a string"),
-        ('{"prompt": "a"}\n', "'completion' is 'None', not a string"),
+        ('{"prompt": "a"}\n', "found the keys 'prompt', and no 'completion'"),
         ('{"messages": []}\n', "at least one message"),
         ('{"messages": [{"content": "a"}]}\n', "not an object with a role"),
         ('{"messages": [{"role": "user", "content": "a"}]}\n', "nothing to learn"),

@@ -37,7 +37,7 @@ def test_records_of_a_kind_are_read(kind, fields):
     ("kind", "fields", "why"),
     [
         ("preference", {"text": "a"}, "found the keys 'text'"),
-        ("preference", {"prompt": "a", "chosen": "b"}, "'rejected' is 'None', not a string"),
+        ("preference", {"prompt": "a", "chosen": "b"}, "and no 'rejected'"),
         ("preference", {"chosen": [SAYS("b")], "rejected": "c"}, "'rejected' is not a list"),
         ("preference", {"chosen": [SAYS("b", "user")], "rejected": []}, "role 'assistant'"),
         ("judged", {"prompt": "a", "completion": "b", "label": 1}, "not true or false"),

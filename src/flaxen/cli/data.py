@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from flaxen.cli.options import Count, Json, about
 from flaxen.cli.output import print_json, print_out, remark
+from flaxen.core.errors import InputError
 
 if TYPE_CHECKING:
     from flaxen.train.run.look import Shown
@@ -45,6 +46,8 @@ def data(
     parts = parts_of(files, as_mapping(columns))
     tok = flaxen.tokenizer(model, revision=revision)
     if what == "stats":
+        if objective != "causal":
+            raise InputError("Statistics are of texts and chats alone; leave --objective out.")
         from flaxen.train.data.records import Records
         from flaxen.train.run.look import statistics
 

@@ -46,8 +46,10 @@ def problem_of(fields: Fields, kinds: Sequence[str]) -> str | None:
 def _strings(*keys: str) -> Callable[[Fields], str | None]:
     def problem(fields: Fields) -> str | None:
         for key in keys:
-            if not isinstance(fields.get(key), str):
-                return f"{key!r} is {str(fields.get(key))[:40]!r}, not a string"
+            if key not in fields:
+                return f"found the keys {', '.join(map(repr, fields))}, and no {key!r}"
+            if not isinstance(fields[key], str):
+                return f"{key!r} is {str(fields[key])[:40]!r}, not a string"
         return None
 
     return problem

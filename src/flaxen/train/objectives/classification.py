@@ -27,7 +27,7 @@ def only_scoring(module: Any, what: str) -> int:
     if count is None:
         raise InputError(
             f"This model is {module.kind()}, which cannot {what}. Load it with "
-            "task='sequence-classification' for a head that scores labels."
+            "task='sequence-classification' (--task) for a head that scores labels."
         )
     if getattr(module, "pad", 0) is None:
         raise InputError(

@@ -93,7 +93,7 @@ def prepare(
     if checkpoints.steps() and not config.resume:
         raise CheckpointError(
             f"{config.output} holds a run that is at step {checkpoints.steps()[-1]}. "
-            "Ask to resume it, or train into another folder."
+            "Resume it (--resume, resume=True), or train into another folder."
         )
     check_processes(checkpoints, model.runtime, steps)
     if checkpoints.steps():

@@ -13,7 +13,9 @@ from flaxen.train.settings.field import setting
 class AdapterSettings:
     """`lora_rank` None trains every weight; else adapters of that rank on `lora_targets`."""
 
-    lora_rank: int | None = setting(None, "Inner width of adapters; default: none.", least=1)
+    lora_rank: int | None = setting(
+        None, "Inner width of adapters. Command line: 8, unless --full or a file is given.", least=1
+    )
     lora_alpha: float = setting(16.0, "Scale is alpha / rank.", above=0)
     lora_targets: str | Sequence[str] | None = setting(
         None,

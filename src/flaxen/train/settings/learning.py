@@ -17,7 +17,9 @@ class LearningSettings:
     steps: int | None = setting(None, "Optimiser steps; wins over epochs.", least=1, free=True)
     epochs: float = setting(1.0, "Passes over the data.", above=0, free=True)
     optimizer: str = setting("adamw", "How a gradient becomes a direction.")
-    learning_rate: float = setting(1e-4, "The greatest.", least=0)
+    learning_rate: float = setting(
+        1e-4, "The greatest. Command line: 2e-4 for adapters, 1e-5 with --full.", least=0
+    )
     schedule: str = setting("cosine", "How the learning rate falls.")
     warmup: int = setting(0, "Steps until the full learning rate.", least=0)
     end_ratio: float = setting(0.0, "Of the learning rate, left at the end.", least=0, most=1)

@@ -1,4 +1,4 @@
-"""What is minimised."""
+"""What is minimised: causal, dpo, grpo, ... (docs/objectives.md)."""
 
 from __future__ import annotations
 
