@@ -41,7 +41,7 @@ def test_records_of_a_kind_are_read(kind, fields):
         ("preference", {"chosen": [SAYS("b")], "rejected": "c"}, "'rejected' is not a list"),
         ("preference", {"chosen": [SAYS("b", "user")], "rejected": []}, "role 'assistant'"),
         ("judged", {"prompt": "a", "completion": "b", "label": 1}, "not true or false"),
-        ("judged", {"completion": "b", "label": True}, "'prompt' is 'None'"),
+        ("judged", {"completion": "b", "label": True}, "and no 'prompt'"),
         ("labelled", {"text": "a", "label": True}, "not a whole number"),
         ("labelled", {"text": "a", "label": -1}, "not a whole number"),
         ("pair", {"query": "a", "anchor": "a", "positive": "b"}, "one of 'query' and 'anchor'"),

@@ -34,8 +34,8 @@ class Rewards:
         functions = [given] if callable(given) else list(given or ())
         if not functions or not all(map(callable, functions)):
             raise InputError(
-                f"The reward is {given!r}; expected a function (--reward FILE.py:NAME), or a list of "
-                "them: reward(prompts, completions, **columns) -> one number for each completion."
+                f"The reward is {given!r}; expected a function (--reward FILE.py:NAME), or a list "
+                "of them: reward(prompts, completions, **columns) -> one number for each completion."
             )
         self.weights = [1.0] * len(functions) if weights is None else list(weights)
         if len(self.weights) != len(functions):
