@@ -35,7 +35,7 @@ class Rewards:
         if not functions or not all(map(callable, functions)):
             raise InputError(
                 f"The reward is {given!r}; expected a function (--reward FILE.py:NAME), or a list "
-                "of them: reward(prompts, completions, **columns) -> one number for each completion."
+                "of them: reward(prompts, completions, **columns) -> a number for each completion."
             )
         self.weights = [1.0] * len(functions) if weights is None else list(weights)
         if len(self.weights) != len(functions):
