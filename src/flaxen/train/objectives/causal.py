@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from flaxen.layers.context import Context
 from flaxen.layers.cross_entropy import IGNORED
 from flaxen.layers.runtime import Runtime
 from flaxen.models.causal import objective, whole_context
@@ -60,14 +61,7 @@ class Causal(Objective):
         self, model: Any, reference: Any, batch: Batch, runtime: Runtime
     ) -> tuple[jax.Array, Metrics]:
         ids, key, config = batch["ids"], batch.get("dropout_keys"), self.config
-        ctx = whole_context(
-            model,
-            ids.shape,
-            runtime,
-            position_ids=batch.get("positions"),
-            segment_ids=batch.get("segments"),
-            dropout_key=key,
-        )
+        ctx = context_of(model, batch, runtime)
         if key is None:  # evaluation: the plain likelihood
             return model.loss(ids, batch["targets"], ctx)[0], {}
         noise = None
@@ -87,6 +81,20 @@ def _real(batch: Batch) -> jax.Array:
         return batch["segments"] > 0
     left = jnp.cumsum((batch["targets"] != IGNORED)[:, ::-1], 1)[:, ::-1] > 0
     return left | jnp.pad(left[:, :-1], [(0, 0), (1, 0)])
+
+
+def context_of(model: Any, batch: Batch, runtime: Runtime, *, training: bool = True) -> Context:
+    """What the layers look at, for rows of `ids` that may be packed; nothing is dropped unless
+    `training`.
+    """
+    return whole_context(
+        model,
+        batch["ids"].shape,
+        runtime,
+        position_ids=batch.get("positions"),
+        segment_ids=batch.get("segments"),
+        dropout_key=batch.get("dropout_keys") if training else None,
+    )
 
 
 def neftune(key: jax.Array, shape: tuple[int, int, int], alpha: float) -> jax.Array:

@@ -18,8 +18,7 @@ from flaxen.layers.row_chunks import in_chunks
 from flaxen.layers.row_shards import row_shards
 from flaxen.layers.runtime import Runtime
 from flaxen.layers.token_logps import log_softmax
-from flaxen.models.causal import whole_context
-from flaxen.train.objectives.causal import Causal
+from flaxen.train.objectives.causal import Causal, context_of
 from flaxen.train.objectives.objective import Batch, Metrics
 
 
@@ -61,8 +60,9 @@ class Distillation(Causal):
     ) -> tuple[jax.Array, Metrics]:
         config, targets = self.config, batch["targets"]
         states, scorings, heads = [], [], []
-        for part, key in ((model, batch.get("dropout_keys")), (reference, None)):
-            x = _states(part, batch, runtime, key)
+        for part, training in ((model, True), (reference, False)):
+            ctx = context_of(part, batch, runtime, training=training)
+            x = part.hidden(batch["ids"], ctx)[0]
             scoring, (weight, bias) = part.scoring()
             x, weight = widened(x, weight)
             states.append(x)
@@ -87,19 +87,6 @@ class Distillation(Causal):
         apart, nll = apart.sum(), nll.sum()
         told = {"divergence": apart, "cross_entropy": nll}
         return (1 - share) * apart + share * nll, told
-
-
-def _states(model: Any, batch: Batch, runtime: Runtime, dropout_key: Any) -> jax.Array:
-    ids = batch["ids"]
-    ctx = whole_context(
-        model,
-        ids.shape,
-        runtime,
-        position_ids=batch.get("positions"),
-        segment_ids=batch.get("segments"),
-        dropout_key=dropout_key,
-    )
-    return model.hidden(ids, ctx)[0]
 
 
 def _compared(
