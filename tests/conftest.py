@@ -17,6 +17,8 @@ XLA_FLAGS = [
     # Emitting LLVM straight from HLO takes a third of the time that going by MLIR does.
     "--xla_cpu_use_fusion_emitters=false",
     "--xla_cpu_parallel_codegen_split_count=1",
+    # Its products are made ready at their first run, which costs as much as a tenth of compiling.
+    "--xla_cpu_experimental_ynn_fusion_type=",
 ]
 
 # Set before jax is imported.
@@ -27,11 +29,18 @@ os.environ["NPROC"] = "32"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_VERBOSITY"] = "error"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+# The threads of NumPy's products would wait for work where jax has it.
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
+os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"
 # To write down what is compiled quickly costs more than it gives back.
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
+# Compiling asks for and gives back much memory. Read when a process starts: for the workers.
+os.environ["MALLOC_TOP_PAD_"] = str(64 << 20)
+os.environ["MALLOC_TRIM_THRESHOLD_"] = os.environ["MALLOC_MMAP_THRESHOLD_"] = str(1 << 30)
+os.environ["GLIBC_TUNABLES"] = "glibc.malloc.tcache_count=4000"
 
-# Tracing makes many small objects: at the usual 700, a fifth of the time is looking for garbage.
-gc.set_threshold(100_000, 20, 50)
+# Tracing makes many small objects, of which few are garbage that only a collection finds.
+gc.set_threshold(200_000, 20, 50)
 
 LONGEST = [
     "families/test_golden.py",
@@ -67,15 +76,15 @@ def _modules_are_not_garbage():
 
 @pytest.fixture(scope="session", autouse=True)
 def _compile_once(tmp_path_factory):
-    """A program that is built again, by a process of its own too, is not compiled again.
+    """Programs that several processes of tests build are compiled once.
 
-    One folder for each worker: jax's writes to it are not safe against another's reads.
+    One folder for each worker: jax's writes to it are not safe against another's reads. Within a
+    worker hardly a program is built twice, and to write each down is an eighth of compiling it.
     """
     import jax
 
-    folder = str(tmp_path_factory.mktemp("compiled"))
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
-    jax.config.update("jax_compilation_cache_dir", folder)
+    jax.config.update("jax_enable_compilation_cache", False)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(tmp_path_factory.mktemp("compiled"))
 
 
 MAPS, MANY = Path("/proc/self/maps"), 25_000

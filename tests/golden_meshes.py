@@ -1,8 +1,12 @@
-"""On which meshes the golden cases run."""
+"""On which meshes the golden cases run, and which of them stand for others."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import golden
+import pytest
 
 MESHES = ["dp=8", "fsdp=8", "tp=2,fsdp=4", "sp=2,tp=2,fsdp=2"]
 EXPERTS = "ep=2,tp=2,fsdp=2"
@@ -60,7 +64,17 @@ SAME = {
     "granitemoeshared": "granitemoe",
     "hunyuan_v1_moe": "qwen2_moe",
 }
-"""These are cut as another case is."""
+"""These are made, cut and cached as another case is."""
+
+
+def alike(name: str, *rest: Any) -> Any:
+    """Parameters of a test that shows little new where a case is like another."""
+    return pytest.param(name, *rest, marks=[pytest.mark.exhaustive] if name in SAME else [])
+
+
+def marked(names: Iterable[str]) -> list[Any]:
+    """`alike` for each of some cases."""
+    return [alike(name) for name in names]
 
 
 def runs() -> list[tuple[str, str]]:

@@ -45,34 +45,53 @@ def close(case, got, want, mask=None):
     assert (error if mask is None else error[mask == 1]).max() < case.bound
 
 
-def short(case, model):
-    """Padded rows and full ones, as one batch: one program."""
+def follows_length(case):
+    """Whether the frequencies of a rope depend on how long a call is."""
+    rope = str(case.config.get("rope_parameters"))
+    return "'dynamic'" in rope or "'longrope'" in rope
+
+
+def outputs(case, model):
+    """Logits and residual stream of padded, full and long rows, as one batch: one program.
+
+    Where frequencies follow the length of a call, long rows are a call of their own.
+    """
     x = case.arrays
     ids = np.concatenate([x["input_ids"], x["full_input_ids"]])
     mask = np.concatenate([x["attention_mask"], np.ones_like(x["full_input_ids"])])
+    rows, (count, width), long = len(x["input_ids"]), ids.shape, x["long_input_ids"]
+    far = None
+    if follows_length(case):
+        far = model(long).logits
+    else:
+        beyond = [(0, 0), (0, long.shape[1] - width)]
+        ids = np.concatenate([np.pad(ids, beyond), long])
+        mask = np.concatenate([np.pad(mask, beyond), np.ones_like(long)])
     out = model(ids, mask, output_hidden_states=True)
-    rows = len(x["input_ids"])
-    return out.logits[:rows], out.logits[rows:], out.hidden_states[1][rows:]
+    logits, stream = np.asarray(out.logits), np.asarray(out.hidden_states[1])
+    far = logits[count:] if far is None else far
+    return logits[:rows, :width], logits[rows:count, :width], stream[rows:count, :width], far
 
 
-def test_logits_and_residual_stream_of_padded_and_full_rows(loaded):
+def test_logits_and_residual_stream_of_padded_full_and_long_rows(loaded):
+    """Long ones go past every window and switch of a rope."""
     case, model = loaded
     x = case.arrays
-    padded, full, stream = short(case, model)
+    padded, full, stream, far = outputs(case, model)
     close(case, padded, x["logits"], x["attention_mask"])
     close(case, full, x["full_logits"])
     close(case, stream, x["full_hidden_1"])
-
-
-def test_logits_past_every_window_and_rope_switch(loaded):
-    case, model = loaded
-    close(case, model(case.arrays["long_input_ids"]).logits, case.arrays["long_logits"])
+    close(case, far, x["long_logits"])
 
 
 @pytest.mark.parametrize(
     "loaded",
-    [pytest.param((n, scan), id=label(n, scan)) for scan in (False, True) for n in FOLDED]
-    + [pytest.param((n, False), id=label(n, False)) for n in SAME if n not in FOLDED],
+    [pytest.param((n, True), id=label(n, True)) for n in FOLDED]
+    + [
+        pytest.param((n, False), id=label(n, False), marks=pytest.mark.exhaustive)
+        for n in SAME
+        if n not in FOLDED
+    ],
     indirect=True,
 )
 def test_logits_loss_and_gradient_norms_at_given_positions(loaded, tmp_path):
@@ -118,4 +137,4 @@ def test_older_and_sparse_configs_mean_the_same(name, how, tmp_path):
     case = golden.case(name)
     model = flaxen.load(golden.write_folder(case, tmp_path, **{how: True}))
     # The arguments of another test: equal programs are compiled once.
-    close(case, short(case, model)[1], case.arrays["full_logits"])
+    close(case, outputs(case, model)[1], case.arrays["full_logits"])

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
 
-from flaxen.models.causal import extend, forward
+from flaxen.models import causal
+
+extend = jax.jit(causal.extend, static_argnums=4)
+forward = jax.jit(causal.forward, static_argnames="runtime")
 
 
 @pytest.mark.parametrize("name", ["bloom", "opt", "mistral"])

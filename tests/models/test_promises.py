@@ -8,6 +8,7 @@ import golden
 import jax
 import numpy as np
 import pytest
+from golden_meshes import marked
 
 from flaxen.core.tree import is_param
 from flaxen.families.config import abstract_module, hf_config
@@ -20,7 +21,7 @@ from flaxen.pretrained import from_config
 IDS = np.zeros((1, 4), np.int32)
 
 
-@pytest.mark.parametrize("name", golden.cases())
+@pytest.mark.parametrize("name", marked(golden.cases()))
 def test_a_float32_model_is_float32_throughout(name):
     module = abstract_module(hf_config(golden.about(name)["config"]))[0]
     shapes = jax.tree.map(

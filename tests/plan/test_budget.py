@@ -94,7 +94,7 @@ def test_what_inference_is_given_is_what_the_compiler_says():
     assert expected[0].cache == pytest.approx(cache, rel=0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the TPU compiler")
 def test_a_step_on_a_tpu_needs_what_the_budget_says():
     wide = {"hidden_size": 1024, "intermediate_size": 4096, "num_key_value_heads": 8}
