@@ -9,6 +9,7 @@ import golden
 import pytest
 
 MESHES = ["dp=8", "fsdp=8", "tp=2,fsdp=4", "sp=2,tp=2,fsdp=2"]
+USUAL = "tp=2,fsdp=4"
 EXPERTS = "ep=2,tp=2,fsdp=2"
 
 SEVERAL = {"llama": MESHES, "gemma3_text": MESHES, "mixtral": [EXPERTS, "dp=2,ep=2,tp=2"]}
@@ -35,9 +36,9 @@ OTHERS = {
 """Experts have an axis of their own; some have their sequence cut."""
 
 SAME = {
-    "llama_rope_dynamic": "llama_rope_linear",
-    "llama_rope_llama3": "llama_rope_linear",
-    "llama_rope_yarn": "llama_rope_linear",
+    "llama_rope_dynamic": "llama",
+    "llama_rope_llama3": "llama",
+    "llama_rope_yarn": "llama",
     "mistral": "starcoder2",
     "qwen3": "olmo2",
     "qwen3_moe": "qwen2_moe",
@@ -63,6 +64,17 @@ SAME = {
     "glm4_moe": "deepseek_v3",
     "granitemoeshared": "granitemoe",
     "hunyuan_v1_moe": "qwen2_moe",
+    "gpt_bigcode": "gpt2",
+    "gptj": "gpt_neox",
+    "phi": "gpt_neox",
+    "granite": "llama",
+    "qwen2": "llama",
+    "hunyuan_v1_dense": "llama",
+    "llama_rope_linear": "llama",
+    "olmoe": "mixtral",
+    "opt_350m_style": "opt",
+    "falcon_7b_style": "falcon",
+    "stablelm": "phi3",
 }
 """These are made, cut and cached as another case is."""
 
@@ -77,7 +89,10 @@ def marked(names: Iterable[str]) -> list[Any]:
     return [alike(name) for name in names]
 
 
-def runs() -> list[tuple[str, str]]:
+def runs() -> list[Any]:
     """Every case and where it runs."""
-    names = [name for name in golden.cases() if name not in SAME]
-    return [(n, m) for n in names for m in SEVERAL.get(n, [OTHERS.get(n, "tp=2,fsdp=4")])]
+    return [
+        alike(name, mesh)
+        for name in golden.cases()
+        for mesh in SEVERAL.get(name, [OTHERS.get(name) or OTHERS.get(SAME.get(name, ""), USUAL)])
+    ]

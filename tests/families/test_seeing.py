@@ -19,6 +19,8 @@ from flaxen.models.vision_language import look
 from flaxen.pretrained import from_config
 
 CASES = [*golden.cases("qwen2_vl"), *golden.cases("seeing")]
+LIKE = ["llava", "mistral3"]
+"""Much like `llava_pixtral`."""
 LOGITS, LOSS, GRADIENTS = 5e-5, 1e-5, 1e-3
 """Bounds of tests/data/golden/README.md: absolute, absolute, relative."""
 GIVEN = ("pixel_values", "image_grid_thw", "image_sizes", "mm_token_type_ids")
@@ -35,7 +37,9 @@ def close(got, want, mask=None, atol=LOGITS):
 
 @pytest.fixture(
     scope="module",
-    params=[(n, {}) for n in CASES]
+    params=[
+        pytest.param((n, {}), marks=[pytest.mark.exhaustive] if n in LIKE else []) for n in CASES
+    ]
     + [
         ("qwen2_vl", {"mesh": "fsdp=4,tp=2"}),
         ("gemma3", {"mesh": "fsdp=2,tp=2,sp=2", "scan_layers": True}),

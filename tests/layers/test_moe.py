@@ -139,7 +139,13 @@ PLANS = {
 }
 
 
-@pytest.mark.parametrize("mesh", PLANS)
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        pytest.param(mesh, marks=[pytest.mark.exhaustive] if mesh in ("ep=8", "dp=4,ep=2") else [])
+        for mesh in PLANS
+    ],
+)
 def test_on_a_mesh_experts_give_the_same_and_so_do_their_gradients(mesh):
     from flaxen.shard import plan_named
 

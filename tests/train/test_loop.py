@@ -84,6 +84,7 @@ def test_old_checkpoints_are_removed(whole):
     assert names == ["step_00000008", "step_00000010"]
 
 
+@pytest.mark.exhaustive
 def test_a_killed_run_goes_on_bit_by_bit(whole, tok, data, tmp_path):
     """Killed after step 6, it goes on from the checkpoint of step 4."""
     command = [sys.executable, SCRIPT, tmp_path, data, "6"]

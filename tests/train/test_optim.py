@@ -29,7 +29,9 @@ def unfolded(tree) -> dict[str, np.ndarray]:
     return out
 
 
-@pytest.mark.parametrize("optimizer", ["muon", "adafactor", "lion"])
+@pytest.mark.parametrize(
+    "optimizer", ["muon", "adafactor", pytest.param("lion", marks=pytest.mark.exhaustive)]
+)
 def test_a_step_is_the_same_on_a_mesh_and_with_folded_layers(optimizer: str):
     config = dataclasses.replace(SETTINGS, optimizer=optimizer, warmup=0)
     results = []
