@@ -47,6 +47,12 @@ def test_two_runs_lie_in_one_field_with_their_evaluations(two):
     assert panel.curves[2].x == [1, 2, 3]
 
 
+def test_what_an_objective_tells_is_drawn_first(tmp_path):
+    run = write(tmp_path / "a", steps(2, reward=1.0, reward_std=0.5, entropy=2.0))
+    found = [panel.metric for panel in panels(open_runs([run]))]
+    assert found == ["reward", "reward_std", "loss"]
+
+
 @pytest.mark.parametrize(
     ("x", "of_steps", "of_tests"),
     [

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from flaxen.cli.options import Json, about, enough_cpu_devices, keep_programs
+from flaxen.cli.options import Json, about, enough_cpu_devices, keep_programs, no_option
 from flaxen.cli.output import print_json, remark
 from flaxen.cli.train_flags import Flags, given
 from flaxen.core.errors import InputError
@@ -31,7 +31,14 @@ def train(
         about("What is learned from: files, globs, folders, hf:owner/name; FILE=3 has a weight."),
     ] = None,
     *,
-    config: Annotated[str | None, about("A YAML file of settings; flags win over it.")] = None,
+    config: Annotated[
+        str | None,
+        about(
+            "A YAML file of settings, or - for stdin; flags win over it.",
+            allow_leading_hyphen=True,
+            validator=no_option,
+        ),
+    ] = None,
     full: Annotated[bool, about("Train all weights instead of adapters.")] = False,
     print_config: Annotated[
         bool, about("Print all settings as YAML instead, for --config.")
@@ -48,7 +55,7 @@ def train(
 
     values = read_yaml(config) if config else {}
     values |= given(flags) | ({"model": model} if model else {}) | ({"data": data} if data else {})
-    settings = run_config(_defaults(values, full, bool(config)), config or "The settings")
+    settings = run_config(_defaults(values, full, bool(config)), _name(config))
     if print_config:
         print(as_yaml(settings), end="")
         return 0
@@ -70,6 +77,7 @@ def run(settings: RunConfig, progress: bool = False) -> Result:
     from flaxen.train import train
     from flaxen.train.data.parts import parts_of
     from flaxen.train.run.folder import check_output
+    from flaxen.train.run.prepare import check_objective
     from flaxen.train.run.sinks import check_sinks
 
     check_sinks(settings)
@@ -77,6 +85,7 @@ def run(settings: RunConfig, progress: bool = False) -> Result:
         if data is not None:
             parts_of(data, settings.columns)  # before a model is loaded
     rewards = [function_of(name) for name in _listed(settings.reward)]
+    check_objective(settings)
     check_output(settings.output)
     # What orbax's threads log in full, our error says in a line.
     logging.getLogger("absl").setLevel(logging.CRITICAL)
@@ -139,6 +148,10 @@ def function_of(name: str) -> Any:
     return getattr(module, function)
 
 
+def _name(config: str | None) -> str:
+    return "Standard input" if config == "-" else config or "The settings"
+
+
 def _defaults(values: dict[str, Any], full: bool, file: bool) -> dict[str, Any]:
     """What is not said, as most people want it; a file says it all."""
     from flaxen.train.settings.adapter import AdapterSettings
@@ -161,6 +174,7 @@ def _told(result: Result) -> dict[str, Any]:
         "step": result.step,
         "finished": result.finished,
         "losses": result.losses,
+        "rewards": result.rewards,
         "perplexities": result.perplexities,
         "tokens_per_second": result.tokens_per_second,
         **{name: getattr(result, name) for name in paths},
@@ -171,6 +185,11 @@ def _tell(result: Result) -> None:
     if result.losses:
         first, last = result.losses[0], result.losses[-1]
         remark(f"Loss {first:.4f} -> {last:.4f}, {result.tokens_per_second:,.0f} tokens/s")
+    for name, where in (("reward", ""), ("eval_reward", " on held-out prompts")):
+        rows = [row for row in result.rows if name in row]
+        if rows:
+            ends = (f"{x[name]:.3f} ± {x[f'{name}_std']:.3f}" for x in (rows[0], rows[-1]))
+            remark(f"Reward{where} {' -> '.join(ends)}")
     found = list(result.perplexities.values())
     if found:
         remark(f"Perplexity on held-out data {found[0]:.2f} -> {found[-1]:.2f}")
