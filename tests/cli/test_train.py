@@ -36,6 +36,8 @@ def asked(tmp_path, monkeypatch):
     [
         (["--output", ""], "output is empty; expected the folder"),
         (["--output", "  "], "output is empty"),
+        (["--full", "--use-dora"], "--full trains all weights, and --use-dora adapters"),
+        (["--lora-rank", "0"], "settings: lora_rank is 0, expected at least 1."),
         (["--objective", "grpo"], "'grpo' needs a reward; say --reward FILE.py:NAME"),
         (["--objective", "distillation"], "needs a reference; say --reference MODEL"),
         (["--objective", "dpo", "--loss-type", "hing"], "Did you mean 'hinge'?"),

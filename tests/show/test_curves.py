@@ -112,7 +112,7 @@ def test_a_bad_line_is_named(tmp_path):
 
 
 def test_a_folder_without_a_log_and_an_empty_log_are_no_runs(tmp_path):
-    with pytest.raises(InputError, match=r"is no run: there is no .*log\.jsonl"):
+    with pytest.raises(InputError, match=r"is no run: it has no log\.jsonl"):
         open_runs([tmp_path])
     with pytest.raises(InputError, match="no whole line yet"):
         open_runs([write(tmp_path / "a", [], end='{"step"')])

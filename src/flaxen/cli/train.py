@@ -53,8 +53,10 @@ def train(
     """
     from flaxen.train.settings import as_yaml, read_yaml, run_config
 
-    values = read_yaml(config) if config else {}
-    values |= given(flags) | ({"model": model} if model else {}) | ({"data": data} if data else {})
+    values, asked = read_yaml(config) if config else {}, given(flags)
+    if full:
+        _only_full(asked)
+    values |= asked | ({"model": model} if model else {}) | ({"data": data} if data else {})
     settings = run_config(_defaults(values, full, bool(config)), _name(config))
     if print_config:
         print(as_yaml(settings), end="")
@@ -152,12 +154,23 @@ def _name(config: str | None) -> str:
     return "Standard input" if config == "-" else config or "The settings"
 
 
+def _only_full(asked: dict[str, Any]) -> None:
+    """
+    Raises:
+        InputError: flags that are of adapters.
+    """
+    from flaxen.train.settings.adapter import AdapterSettings
+
+    names = [name for name in asked if name in AdapterSettings.__dataclass_fields__]
+    if names:
+        flags = " and ".join(f"--{name.replace('_', '-')}" for name in names)
+        raise InputError(f"--full trains all weights, and {flags} adapters; give one of them.")
+
+
 def _defaults(values: dict[str, Any], full: bool, file: bool) -> dict[str, Any]:
     """What is not said, as most people want it; a file says it all."""
     from flaxen.train.settings.adapter import AdapterSettings
 
-    if full and values.get("lora_rank") and not file:
-        raise InputError("--full trains all weights and --lora-rank adapters; give one of them.")
     if full:
         values = {k: v for k, v in values.items() if k not in AdapterSettings.__dataclass_fields__}
     if file:
@@ -165,7 +178,8 @@ def _defaults(values: dict[str, Any], full: bool, file: bool) -> dict[str, Any]:
     if full:
         return {"learning_rate": 1e-5} | values
     rank = values.get("lora_rank", RANK)
-    return {"lora_rank": rank, "lora_alpha": 2.0 * rank, "learning_rate": 2e-4} | values
+    alpha = 2.0 * max(rank, 1)  # so that of a rank below 1 the rank alone is told
+    return {"lora_rank": rank, "lora_alpha": alpha, "learning_rate": 2e-4} | values
 
 
 def _told(result: Result) -> dict[str, Any]:
@@ -182,14 +196,14 @@ def _told(result: Result) -> dict[str, Any]:
 
 
 def _tell(result: Result) -> None:
-    if result.losses:
-        first, last = result.losses[0], result.losses[-1]
-        remark(f"Loss {first:.4f} -> {last:.4f}, {result.tokens_per_second:,.0f} tokens/s")
     for name, where in (("reward", ""), ("eval_reward", " on held-out prompts")):
         rows = [row for row in result.rows if name in row]
         if rows:
             ends = (f"{x[name]:.3f} ± {x[f'{name}_std']:.3f}" for x in (rows[0], rows[-1]))
             remark(f"Reward{where} {' -> '.join(ends)}")
+    if result.losses:
+        first, last = result.losses[0], result.losses[-1]
+        remark(f"Loss {first:.4f} -> {last:.4f}, {result.tokens_per_second:,.0f} tokens/s")
     found = list(result.perplexities.values())
     if found:
         remark(f"Perplexity on held-out data {found[0]:.2f} -> {found[-1]:.2f}")

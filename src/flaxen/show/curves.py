@@ -101,8 +101,8 @@ def open_runs(runs: Sequence[str | os.PathLike[str]]) -> list[Log]:
         path = run / "log.jsonl" if run.is_dir() else run
         if not path.is_file():
             raise InputError(
-                f"{run} is no run: there is no {path}. Give folders that `flaxen train` wrote, or "
-                "their log.jsonl."
+                f"{run} is no run: it {'has no log.jsonl' if run.is_dir() else 'is not there'}. "
+                "Give folders that `flaxen train` wrote, or their log.jsonl."
             )
         paths.append(path)
     logs = [

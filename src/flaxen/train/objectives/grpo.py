@@ -237,7 +237,7 @@ def _check(config: Any) -> None:
     if config.max_completion_length >= config.seq_len:
         raise ConfigError(
             f"max_completion_length is {config.max_completion_length} and seq_len "
-            f"{config.seq_len}, which prompt and completion share; expected less."
+            f"{config.seq_len}, which prompt and completion share; lower it, or raise seq_len."
         )
     if config.save_every % config.num_iterations:
         raise ConfigError(

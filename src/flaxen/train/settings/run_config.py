@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from flaxen.core.errors import ConfigError
-from flaxen.train.settings.field import setting
+from flaxen.train.settings.field import names_in, setting
 from flaxen.train.settings.fitting import fitted
 from flaxen.train.settings.training import TrainConfig
 
@@ -41,8 +41,18 @@ class RunConfig(TrainConfig):
         None, "FILE.py:NAME of the function that an objective asks, or several.", flag=list[str]
     )
     mesh: str | None = setting(None, "Devices by axis, for example fsdp=2,tp=4.", free=True)
-    plan: str | None = setting(None, "Name of a sharding plan; default: auto.", free=True)
-    attention: str = setting("auto", "An attention mechanism's name, or auto.", free=True)
+    plan: str | None = setting(
+        None,
+        "How weights are cut along the mesh; default: auto.",
+        choices=names_in("flaxen.shard.plan:PLANS"),
+        free=True,
+    )
+    attention: str = setting(
+        "auto",
+        "By which mechanism.",
+        choices=names_in("flaxen.attention:MECHANISMS", "auto"),
+        free=True,
+    )
     load_dtype: str | None = setting(
         None, "What frozen weights are kept in; default: as stored. Trained ones are float32."
     )
