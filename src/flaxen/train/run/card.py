@@ -196,7 +196,7 @@ def _use(folder: Path, run: Run, adapter: bool) -> str:
     if adapter:
         ours = f'import flaxen\n\nmodel = flaxen.load("{name}")  # on top of its base'
         if base is None:
-            return f"```python\n{ours}\n```"
+            return f'```python\nmodel = base.load_adapter("{name}")\n```'
         theirs = (
             "from peft import PeftModel\n"
             f"from transformers import {auto}\n\n"

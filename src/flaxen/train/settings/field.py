@@ -48,7 +48,7 @@ def names_in(registry: str, *more: Any) -> Callable[[], tuple[Any, ...]]:
 
 def choices_of(field: dataclasses.Field[Any]) -> tuple[Any, ...] | None:
     """What a setting may be, if that can be listed."""
-    choices = field.metadata["choices"]
+    choices: Any = field.metadata["choices"]
     return None if choices is None else tuple(choices() if callable(choices) else choices)
 
 
