@@ -49,7 +49,10 @@ def names_in(registry: str, *more: Any) -> Callable[[], tuple[Any, ...]]:
 def choices_of(field: dataclasses.Field[Any]) -> tuple[Any, ...] | None:
     """What a setting may be, if that can be listed."""
     choices: Any = field.metadata["choices"]
-    return None if choices is None else tuple(choices() if callable(choices) else choices)
+    if choices is None:
+        return None
+    named: Any = choices() if callable(choices) else choices
+    return tuple(named)
 
 
 def spelled(choice: Any) -> str:
