@@ -63,6 +63,15 @@ def test_an_adapter_of_nothing_says_what_to_do(folders):
         flaxen.load(adapter)
 
 
+@pytest.mark.parametrize("base", ["elsewhere", "/not/there"])
+def test_an_adapter_whose_base_is_gone_says_what_it_is_of(folders, base):
+    about = json.loads((folders[1] / "adapter_config.json").read_text())
+    about["base_model_name_or_path"] = base
+    (folders[1] / "adapter_config.json").write_text(json.dumps(about))
+    with pytest.raises(CheckpointError, match=f"holds an adapter of '{base}', .* adapter="):
+        flaxen.load(folders[1])
+
+
 def test_an_adapter_goes_onto_a_mesh(folders):
     base, adapter = folders
     on_one = flaxen.load(base, adapter=adapter)(IDS).logits

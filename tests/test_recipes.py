@@ -10,6 +10,7 @@ import pytest
 from words import word_tokenizer
 
 from flaxen.cli.train import run
+from flaxen.train.run.prepare import check_objective
 from flaxen.train.settings import read_yaml, run_config
 
 RECIPES = Path(__file__).parent.parent / "recipes"
@@ -28,7 +29,17 @@ def folder(tmp_path_factory):
     return target
 
 
-@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
+every_recipe = pytest.mark.parametrize(
+    "path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem
+)
+
+
+@every_recipe
+def test_its_own_settings_go_together(path):
+    check_objective(run_config(read_yaml(path)))
+
+
+@every_recipe
 def test_a_recipe_runs(path, folder, tmp_path):
     values = read_yaml(path)
     objective = values.get("objective", "causal")

@@ -129,7 +129,7 @@ def base_of(path: str | Path) -> str | None:
     """Where the base model of an adapter folder is; None for anything else.
 
     Raises:
-        CheckpointError: the adapter does not say what it adapts.
+        CheckpointError: the adapter does not say what it adapts, or that is not there.
     """
     about = Path(path).expanduser() / CONFIG
     if not about.is_file() or (about.parent / "config.json").is_file():
@@ -142,7 +142,14 @@ def base_of(path: str | Path) -> str | None:
         )
     # A relative path is seen from here, as PEFT does, or else from the adapter's folder.
     beside = about.parent / base
-    return str(beside) if not os.path.exists(base) and os.path.isdir(beside) else base
+    if not os.path.exists(base) and beside.is_dir():
+        return str(beside)
+    if not os.path.exists(base) and (os.path.isabs(base) or "/" not in base):
+        raise CheckpointError(
+            f"{about.parent} holds an adapter of {base!r}, which is no folder here and no hub id. "
+            "Load the model from where it is, and pass this folder as adapter=."
+        )
+    return base
 
 
 def relation_of(model: Any) -> Relation:

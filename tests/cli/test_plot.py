@@ -34,11 +34,18 @@ def test_several_metrics_become_a_picture_and_json(runs, capsys):
     assert (runs / told["output"]).read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_run_without_the_metric_says_so(runs, capsys):
+    (runs / "b" / "log.jsonl").write_text('{"step": 1, "reward": 0.5}\n')
+    assert main(["plot", "a", "b", "--metric", "reward"]) == 0
+    assert "a: step 2, nothing of that" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
         (["a", "--output", "c.gif"], "ends in .png or .html"),
-        (["absent"], "absent is no run"),
+        (["absent"], "absent is no run: it is not there"),
+        (["."], "it has no log.jsonl"),
         (["a", "--metric", "los"], "Did you mean 'loss'?"),
     ],
 )

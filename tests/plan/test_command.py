@@ -60,6 +60,15 @@ def test_it_is_told_in_words_too(capsys):
     assert "  fits: --" in said and "MFU at most" in said
 
 
+def test_inference_is_told_in_times_that_are_none_of_zero(capsys):
+    assert main(["plan", LLAMA_8B, *ON_V5P, "--batch", "8", "--seq", "64", "--train", "none"]) == 0
+    said = capsys.readouterr().out
+    assert "FLOP for all prompts; " in said and "FLOP for one token of each row; " in said
+    assert " ms at best" in said and "0.000" not in said
+    # A decoding step is bound by memory: how much of the arithmetic it uses says nothing.
+    assert said.count("MFU at most") == 1 and "MFU at most 0" not in said
+
+
 def test_virtual_devices_are_compiled_for(capsys, tmp_path):
     config = {
         "model_type": "llama",

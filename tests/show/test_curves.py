@@ -47,6 +47,12 @@ def test_two_runs_lie_in_one_field_with_their_evaluations(two):
     assert panel.curves[2].x == [1, 2, 3]
 
 
+def test_what_an_objective_tells_is_drawn_first(tmp_path):
+    run = write(tmp_path / "a", steps(2, reward=1.0, reward_std=0.5, entropy=2.0))
+    found = [panel.metric for panel in panels(open_runs([run]))]
+    assert found == ["reward", "reward_std", "loss"]
+
+
 @pytest.mark.parametrize(
     ("x", "of_steps", "of_tests"),
     [
@@ -106,7 +112,7 @@ def test_a_bad_line_is_named(tmp_path):
 
 
 def test_a_folder_without_a_log_and_an_empty_log_are_no_runs(tmp_path):
-    with pytest.raises(InputError, match=r"is no run: there is no .*log\.jsonl"):
+    with pytest.raises(InputError, match=r"is no run: it has no log\.jsonl"):
         open_runs([tmp_path])
     with pytest.raises(InputError, match="no whole line yet"):
         open_runs([write(tmp_path / "a", [], end='{"step"')])

@@ -22,6 +22,15 @@ def test_a_log_becomes_a_picture(tmp_path):
     assert png.read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_reward_is_drawn_above_the_loss_with_its_spread(tmp_path):
+    rows = [{"step": i, "loss": 0.0, "reward": i / 9, "reward_std": 0.1} for i in range(9)]
+    of = lambda name, rows: loss_picture(write(tmp_path / name, rows), tmp_path / f"{name}.png")
+    both = of("a", [*rows, {"step": 9, "eval_reward": 0.9}])
+    alone = of("b", [{"step": row["step"], "loss": 0.0} for row in rows])
+    height = lambda png: int.from_bytes(png.read_bytes()[20:24], "big")
+    assert height(both) == 2 * height(alone)
+
+
 def test_a_half_written_line_is_left_out(tmp_path):
     log = write(tmp_path / "log.jsonl", [{"step": 0, "loss": 1.0}], end='\n{"step": 1, "lo')
     assert read_log(log) == [{"step": 0, "loss": 1.0}]

@@ -62,6 +62,29 @@ def test_a_folder_that_is_not_of_the_hub_is_no_base_there():
     assert "`mine`" in text and "secret place" not in text
 
 
+def test_an_adapter_names_the_folder_of_its_base():
+    text = told(run_of(Path("/home/me/secret place/mine")), adapter=True)
+    assert 'AutoModelForCausalLM.from_pretrained("mine")' in text and "secret place" not in text
+    assert '.from_pretrained("org/Base-7B")' in told(run_of(), adapter=True)
+
+
+def test_an_adapter_of_a_base_without_a_folder_is_not_said_to_load_without_it():
+    text = told(run_of(None), adapter=True)
+    assert 'base.load_adapter("model")' in text
+    assert "flaxen.load(" not in text and "from_pretrained" not in text
+
+
+def test_an_adapter_of_a_classifier_loads_a_classifier():
+    text = told(run_of(classes=("LlamaForSequenceClassification",)), adapter=True)
+    assert "AutoModelForSequenceClassification.from_pretrained" in text
+
+
+def test_rewards_are_results():
+    rows = [ROWS[1] | {"reward": 0.25}, {"step": 2, "eval_reward": 0.5}, ROWS[2] | {"reward": 0.75}]
+    text = card(Path("/runs/m/model"), run_of(), "a", rows, adapter=False, picture=False)
+    assert "| training reward | 0.25 → 0.75 |" in text and "| eval reward | 0.5 → 0.5 |" in text
+
+
 @pytest.mark.parametrize(
     ("name", "task", "auto"),
     [

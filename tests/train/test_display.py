@@ -59,6 +59,28 @@ def test_plain_lines_come_every_so_many_steps(capsys):
     assert "MFU 42.1%, 3.0 GiB, 2 skipped" in shown[0]
 
 
+def test_a_reward_is_told_with_its_spread_before_the_loss(capsys):
+    lines = Lines(steps=2, step=0)
+    lines.row(row(1, reward=0.5, reward_std=0.25))
+    lines.row(row(2, reward=1.0, reward_std=0.125))
+    first, last = capsys.readouterr().err.splitlines()
+    assert first.startswith("step 1/2, reward 0.500 (last 0.500 ± 0.250), loss")
+    mean = (0.9 * 0.5 + 1.0) / 1.9
+    assert last.startswith(f"step 2/2, reward {mean:.3f} (last 1.000 ± 0.125), loss")
+
+
+def test_a_step_that_nobody_judged_tells_no_reward(capsys):
+    lines = Lines(steps=2, step=0)
+    lines.row(row(1, reward=0.5, reward_std=0.25))
+    lines.row(row(2))
+    assert "reward" not in capsys.readouterr().err.splitlines()[1]
+
+
+def test_how_often_the_better_answer_wins_is_told(capsys):
+    Lines(steps=1, step=0).row(row(1, **{"rewards/accuracies": 0.75}))
+    assert "accuracy 0.750 (last 0.750)" in capsys.readouterr().err
+
+
 def test_an_evaluation_and_an_answer_are_lines_of_their_own(capsys):
     lines = Lines(steps=9, step=0)
     lines.row({"step": 4, "eval_loss": 1.5, "perplexity": 4.4817, "eval_seconds": 2.0})
@@ -92,6 +114,12 @@ def test_nothing_is_shown_where_nobody_asks(capsys):
 def test_without_a_terminal_lines_are_shown():
     with display(9, 0, 0, show=True) as (shown,):
         assert isinstance(shown, Lines)
+
+
+def test_a_run_that_goes_on_says_from_where(capsys):
+    with display(9, 4, 0, show=True):
+        pass
+    assert capsys.readouterr().err == "Going on after step 4 of 9.\n"
 
 
 def test_hours_are_told():

@@ -219,5 +219,6 @@ def test_steps_share_their_programs(learned):
 
 def test_a_reward_that_nobody_asks_is_refused(data, tmp_path):
     with pytest.raises(InputError, match="'dpo' asks no reward function"):
-        run(data, tmp_path / "run", objective="dpo")
+        given = {"objective": "dpo", "output": tmp_path / "run", "progress": False}
+        train(model(), tok(), data, reward=first_is_d, **given)
     assert not (tmp_path / "run").exists()

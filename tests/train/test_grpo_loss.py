@@ -141,6 +141,20 @@ def test_numbers_that_do_not_go_together_are_refused(more: dict[str, Any], said:
         objective(**more)
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ((4, 1, 8), "4 \\* 1 = 4 .* Raise batch_size to 8 or accumulation to 2, or .* to 4"),
+        ((6, 2, 8), "6 \\* 2 = 12 .* Raise batch_size to 8 or accumulation to 4, or .* to 6"),
+        ((1, 1, 2), r"Raise batch_size to 2 or accumulation to 2\.$"),
+    ],
+)
+def test_a_step_without_whole_groups_says_what_to_raise_and_to_what(given, said):
+    size = dict(zip(("batch_size", "accumulation", "num_generations"), given, strict=True))
+    with pytest.raises(ConfigError, match=said):
+        objective(**size)
+
+
 def test_only_grpo_takes_a_beta_of_zero():
     with pytest.raises(ConfigError, match="beta is 0 for 'dpo'; expected more than 0"):
         OBJECTIVES["dpo"](settings("dpo", beta=0.0))

@@ -162,7 +162,8 @@ def test_a_card_lies_beside_the_weights(told):
     assert "![Loss](loss.png)" in card and (result.model_path / "loss.png").exists()
     adapter = (result.adapter_path / "README.md").read_text()
     assert front_of(adapter)["library_name"] == "peft"
-    assert "PeftModel.from_pretrained" in adapter
+    # Nothing can load a base that came from no folder.
+    assert 'base.load_adapter("adapter")' in adapter and "from_pretrained" not in adapter
 
 
 def test_only_so_many_batches_are_evaluated():

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 
 import pytest
 import yaml
 
 from flaxen.cli import main
 from flaxen.core.errors import ConfigError
+from flaxen.layers.checkpointing import POLICIES
+from flaxen.train import OBJECTIVES, OPTIMIZERS, SCHEDULES
+from flaxen.train.objectives.advantages import SCALES
+from flaxen.train.objectives.dpo import LOSSES
 from flaxen.train.settings import RunConfig, TrainConfig, as_yaml, read_yaml, run_config
+from flaxen.train.settings.unread import OF_OBJECTIVES
 
 LEAST = {"model": "m", "data": "d.jsonl"}
 
@@ -166,3 +172,112 @@ def test_a_file_that_is_not_clear_is_refused(text, expected, tmp_path):
     path.write_text(text)
     with pytest.raises(ConfigError, match=expected):
         read_yaml(path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "nearest"),
+    [
+        ("objective", "casual", "causal"),
+        ("optimizer", "adam", "adamw"),
+        ("schedule", "cosin", "cosine"),
+        ("remat", "dot", "dots"),
+        ("overlong", "cutt", "cut"),
+        ("bits", "nf8", "nf4"),
+    ],
+)
+def test_a_choice_that_is_none_is_told_with_all_and_the_nearest(key, value, nearest):
+    with pytest.raises(ConfigError, match=rf"{key} is .*, expected .*{nearest}.*\. Did you mean"):
+        run_config(LEAST | {"lora_rank": 2, key: value})
+
+
+def test_every_choice_stands_in_the_help_and_in_a_file(capsys):
+    assert main(["train", "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    text = as_yaml(run_config(LEAST))
+    for names in (OBJECTIVES, OPTIMIZERS, SCHEDULES, POLICIES, ["8, 4, nf4"]):
+        listed = f"{', '.join(names)}."
+        assert listed in shown and listed in text
+    losses = next(line for line in text.splitlines() if line.startswith("loss_type"))
+    assert all(name in losses for name in (*LOSSES, *SCALES))
+
+
+@pytest.mark.parametrize("text", ["4", '"4"', "'4'"])
+def test_bits_are_a_number_or_its_text(text, tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(f"model: m\ndata: d\nlora_rank: 2\nbits: {text}\n")
+    assert run_config(read_yaml(path)).bits == 4
+
+
+def test_choices_of_flags_are_those_of_a_file(capsys):
+    flags = ["--bits", "8", "--remat", "true", "--objective", "grpo", "--scale-rewards", "false"]
+    assert main(["train", "m", "d.jsonl", *flags, "--print-config"]) == 0
+    printed = yaml.safe_load(capsys.readouterr().out)
+    assert (printed["bits"], printed["remat"], printed["scale_rewards"]) == (8, True, False)
+
+
+def test_every_setting_of_objectives_is_read_by_some_and_refused_by_others():
+    """`reads` of an objective with none is what makes each of them refused."""
+    read = {name for each in OBJECTIVES.values() for name in each.reads}
+    assert read == OF_OBJECTIVES
+    values = {bool: True, str: "all", int: 3, float: 0.25}
+    fields = {field.name: field for field in dataclasses.fields(RunConfig)}
+    for name in OF_OBJECTIVES:
+        kind = type(fields[name].default)
+        given = {"overlong": "drop", "reward_weights": [1.0], "scale_rewards": "batch"}
+        given |= {"importance_sampling_level": "sequence"}
+        value = given.get(name, values.get(kind, "x" if name in ("reward", "reference") else 0.25))
+        value = "ipo" if name == "loss_type" else value
+        with pytest.raises(ConfigError, match=f"{name} is .* 'classification' does not read, only"):
+            run_config(LEAST | {"objective": "classification", name: value})
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"beta": 0.2}, "beta is 0.2, which the objective 'causal' does not read, only dpo, ipo"),
+        ({"objective": "dpo", "reward_weights": [1.0]}, r"reward_weights is \[1.0\], .* only grpo"),
+        ({"objective": "kto", "train_on": "all"}, "train_on is 'all'.* only causal, distillation"),
+        ({"objective": "masked", "reward": "a.py:f"}, "reward is 'a.py:f'.* only grpo"),
+        ({"reference": "m"}, "reference is 'm', .* only dpo"),
+        ({"num_labels": 3}, "num_labels is 3, .* say task: sequence-classification"),
+        ({"fresh": True, "task": "sequence-classification"}, "task is not read with fresh"),
+        ({"bits": 8}, "bits is 8, .* say lora_rank"),
+        ({"shuffle_buffer": 5}, "shuffle_buffer is of streams alone"),
+    ],
+)
+def test_what_nothing_reads_is_refused(given, said):
+    with pytest.raises(ConfigError, match=said):
+        run_config(LEAST | given)
+
+
+def test_what_is_given_as_it_is_anyway_is_no_mistake():
+    """A file that was printed says every setting."""
+    printed = yaml.safe_load(as_yaml(run_config(LEAST)))
+    assert run_config(printed | {"objective": "classification"}).objective == "classification"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("rank_pattern", {"q_proj": 0}, "of each entry at least 1"),
+        ("rank_pattern", {"q_proj": -2}, "of each entry at least 1"),
+        ("alpha_pattern", {"q_proj": 0}, "of each entry more than 0"),
+        ("layers_to_transform", [0, -1], "of each entry at least 0"),
+        ("lora_rank", 0, "at least 1"),
+        ("lora_alpha", 0, "more than 0"),
+    ],
+)
+def test_numbers_of_adapters_are_checked(key, value, said):
+    with pytest.raises(ConfigError, match=f"{key} is .*, expected {said}"):
+        run_config(LEAST | {"lora_rank": 2} | {key: value})
+
+
+def test_a_printed_run_can_be_piped_back(capsys, monkeypatch):
+    assert main(["train", "m", "d.jsonl", "--lora-rank", "3", "--print-config"]) == 0
+    printed = capsys.readouterr().out
+    monkeypatch.setattr("sys.stdin", io.StringIO(printed))
+    assert main(["train", "--config", "-", "--print-config"]) == 0
+    assert capsys.readouterr().out == printed
+    monkeypatch.setattr("sys.stdin", io.StringIO("nonsense"))
+    assert main(["train", "--config", "-"]) == 2
+    assert "Standard input holds str" in capsys.readouterr().err

@@ -192,6 +192,17 @@ def test_a_head_is_trained_in_full_and_the_base_stays():
     [
         ({"modules_to_save": ("lm_heat",)}, "no head or table 'lm_heat'.*Did you mean"),
         ({"dropout": 1.0}, "dropout is 1.0"),
+        ({"rank": 0}, "rank is 0; expected a whole number of at least 1"),
+        ({"rank": -4}, "rank is -4"),
+        ({"rank": 2.5}, "rank is 2.5"),
+        ({"rank": 10**9}, r"_proj would have rank 1000000000, .* is \d+ x \d+; "),
+        ({"rank_pattern": {"down_proj": 97}}, r"down_proj .* rank 97, but its weight is 64 x 96"),
+        ({"rank_pattern": {"q_proj": 0}}, r"rank_pattern\['q_proj'\] is 0"),
+        ({"rank_pattern": {"q_porj": 2}}, "'q_porj' ends the path .* Did you mean 'q_proj'"),
+        ({"alpha": 0}, "alpha is 0; expected a number above 0"),
+        ({"alpha": float("nan")}, "alpha is nan"),
+        ({"alpha_pattern": {"q_proj": -1.0}}, r"alpha_pattern\['q_proj'\] is -1.0"),
+        ({"layers_to_transform": [0, 7]}, "names layer 7, .* in the layers 0, 1"),
         ({"init": "loftq"}, "init is 'loftq'; expected normal"),
         ({"rank_pattern": {"(": 2}}, "no regular expression"),
         ({"alpha_pattern": {"0.self_attn.q_proj": 3}}, "scan_layers=False"),
@@ -201,6 +212,11 @@ def test_a_head_is_trained_in_full_and_the_base_stays():
 def test_settings_that_make_no_sense_are_refused(settings, words):
     with pytest.raises(ConfigError, match=words):
         add_lora(tiny().module, **settings)
+
+
+def test_a_rank_may_be_all_that_the_longer_side_has():
+    adapted = add_lora(tiny().module, rank=96, targets=("down_proj",))
+    assert {leaf.rank for leaf in adapters(adapted).values()} == {96}
 
 
 def test_a_tied_table_is_not_trained_alone():

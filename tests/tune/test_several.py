@@ -100,7 +100,7 @@ def test_one_is_merged_and_the_other_stays(both):
 
 
 def test_what_is_merged_cannot_be_merged_again(both):
-    with pytest.raises(ConfigError, match=r"no adapter 'fr', it has 'de'; was it merged already"):
+    with pytest.raises(ConfigError, match=r"no adapter 'fr'; it has 'de'. Was it merged"):
         merge(merge(both, "fr"), "fr")
 
 

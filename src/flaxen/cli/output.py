@@ -45,6 +45,23 @@ def print_out(*things: Any) -> None:
     console.print(*things)
 
 
+def has_colours() -> bool:
+    """Whether stdout shows colours: it is a terminal, and NO_COLOR is not said."""
+    from rich.console import Console
+
+    console = Console()
+    return console.color_system is not None and not console.no_color
+
+
+def marks() -> tuple[str, str]:
+    """What stands around a text in place of a colour, in letters that stdout knows."""
+    try:
+        "⟦⟧".encode(getattr(sys.stdout, "encoding", None) or "ascii")
+    except (LookupError, UnicodeEncodeError):
+        return "[[", "]]"
+    return "⟦", "⟧"
+
+
 def print_mark(good: bool, text: str) -> None:
     """A line on stdout that begins with a green tick or a red cross."""
     from rich.text import Text

@@ -14,6 +14,9 @@ from flaxen.core.errors import InputError
 if TYPE_CHECKING:
     from flaxen.plan.report import Report
 
+WORK = {"train": "a step", "prefill": "all prompts", "decode": "one token of each row"}
+"""What each program does."""
+
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +106,7 @@ def _waiting(text: str, shown: bool) -> Any:
 
 
 def _print(report: Report) -> None:
-    from flaxen.show import human_bytes, human_number, table
+    from flaxen.show import human_bytes, human_number, human_seconds, table
 
     remark(report.title)
     for program in report.programs:
@@ -119,14 +122,14 @@ def _print(report: Report) -> None:
         line = program.roofline
         if line is not None:
             times = {"arithmetic": line.compute, "memory": line.memory, "links": line.links}
+            found = [(k, human_seconds(x)) for k, x in times.items() if x is not None]
+            # One token after the other, memory is the limit, and MFU says nothing.
+            most = "" if program.name == "decode" else f", MFU at most {program.mfu:.1%}"
             print_out(
-                table(
-                    ["at best", "seconds"],
-                    [(name, value) for name, value in times.items() if value is not None],
-                ),
-                f"{human_number(line.flops)}FLOP a step; {line.seconds:.3f} s at best, bound by "
-                f"{line.bound}: {program.tokens / line.seconds:,.0f} tokens/s, MFU at most "
-                f"{program.mfu:.0%}\n",
+                table(["at best", "time"], found),
+                f"{human_number(line.flops)}FLOP for {WORK[program.name]}; "
+                f"{human_seconds(line.seconds)} at best, bound by {line.bound}: "
+                f"{program.tokens / line.seconds:,.0f} tokens/s{most}\n",
             )
         if program.seconds:
             remark(f"{program.name} compiled in {program.seconds:.0f} s")

@@ -45,7 +45,7 @@ def plot(
         return 0
     for run in told:
         ends = [f"{name} {n['first']:.4g} → {n['last']:.4g}" for name, n in run["metrics"].items()]
-        print_out(f"{run['run']}: step {run['step']}, {', '.join(ends)}")
+        print_out(f"{run['run']}: step {run['step']}, {', '.join(ends) or 'nothing of that'}")
     remark(f"Curves: {target}")
     return 0
 

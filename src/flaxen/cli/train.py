@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from flaxen.cli.options import Json, about, enough_cpu_devices, keep_programs
+from flaxen.cli.options import Json, about, enough_cpu_devices, keep_programs, no_option
 from flaxen.cli.output import print_json, remark
 from flaxen.cli.train_flags import Flags, given
 from flaxen.core.errors import InputError
@@ -31,7 +31,14 @@ def train(
         about("What is learned from: files, globs, folders, hf:owner/name; FILE=3 has a weight."),
     ] = None,
     *,
-    config: Annotated[str | None, about("A YAML file of settings; flags win over it.")] = None,
+    config: Annotated[
+        str | None,
+        about(
+            "A YAML file of settings, or - for stdin; flags win over it.",
+            allow_leading_hyphen=True,
+            validator=no_option,
+        ),
+    ] = None,
     full: Annotated[bool, about("Train all weights instead of adapters.")] = False,
     print_config: Annotated[
         bool, about("Print all settings as YAML instead, for --config.")
@@ -46,9 +53,11 @@ def train(
     """
     from flaxen.train.settings import as_yaml, read_yaml, run_config
 
-    values = read_yaml(config) if config else {}
-    values |= given(flags) | ({"model": model} if model else {}) | ({"data": data} if data else {})
-    settings = run_config(_defaults(values, full, bool(config)), config or "The settings")
+    values, asked = read_yaml(config) if config else {}, given(flags)
+    if full:
+        _only_full(asked)
+    values |= asked | ({"model": model} if model else {}) | ({"data": data} if data else {})
+    settings = run_config(_defaults(values, full, bool(config)), _name(config))
     if print_config:
         print(as_yaml(settings), end="")
         return 0
@@ -70,6 +79,7 @@ def run(settings: RunConfig, progress: bool = False) -> Result:
     from flaxen.train import train
     from flaxen.train.data.parts import parts_of
     from flaxen.train.run.folder import check_output
+    from flaxen.train.run.prepare import check_objective
     from flaxen.train.run.sinks import check_sinks
 
     check_sinks(settings)
@@ -77,6 +87,7 @@ def run(settings: RunConfig, progress: bool = False) -> Result:
         if data is not None:
             parts_of(data, settings.columns)  # before a model is loaded
     rewards = [function_of(name) for name in _listed(settings.reward)]
+    check_objective(settings)
     check_output(settings.output)
     # What orbax's threads log in full, our error says in a line.
     logging.getLogger("absl").setLevel(logging.CRITICAL)
@@ -139,12 +150,27 @@ def function_of(name: str) -> Any:
     return getattr(module, function)
 
 
+def _name(config: str | None) -> str:
+    return "Standard input" if config == "-" else config or "The settings"
+
+
+def _only_full(asked: dict[str, Any]) -> None:
+    """
+    Raises:
+        InputError: flags that are of adapters.
+    """
+    from flaxen.train.settings.adapter import AdapterSettings
+
+    names = [name for name in asked if name in AdapterSettings.__dataclass_fields__]
+    if names:
+        flags = " and ".join(f"--{name.replace('_', '-')}" for name in names)
+        raise InputError(f"--full trains all weights, and {flags} adapters; give one of them.")
+
+
 def _defaults(values: dict[str, Any], full: bool, file: bool) -> dict[str, Any]:
     """What is not said, as most people want it; a file says it all."""
     from flaxen.train.settings.adapter import AdapterSettings
 
-    if full and values.get("lora_rank") and not file:
-        raise InputError("--full trains all weights and --lora-rank adapters; give one of them.")
     if full:
         values = {k: v for k, v in values.items() if k not in AdapterSettings.__dataclass_fields__}
     if file:
@@ -152,7 +178,8 @@ def _defaults(values: dict[str, Any], full: bool, file: bool) -> dict[str, Any]:
     if full:
         return {"learning_rate": 1e-5} | values
     rank = values.get("lora_rank", RANK)
-    return {"lora_rank": rank, "lora_alpha": 2.0 * rank, "learning_rate": 2e-4} | values
+    alpha = 2.0 * max(rank, 1)  # so that of a rank below 1 the rank alone is told
+    return {"lora_rank": rank, "lora_alpha": alpha, "learning_rate": 2e-4} | values
 
 
 def _told(result: Result) -> dict[str, Any]:
@@ -161,6 +188,7 @@ def _told(result: Result) -> dict[str, Any]:
         "step": result.step,
         "finished": result.finished,
         "losses": result.losses,
+        "rewards": result.rewards,
         "perplexities": result.perplexities,
         "tokens_per_second": result.tokens_per_second,
         **{name: getattr(result, name) for name in paths},
@@ -168,6 +196,11 @@ def _told(result: Result) -> dict[str, Any]:
 
 
 def _tell(result: Result) -> None:
+    for name, where in (("reward", ""), ("eval_reward", " on held-out prompts")):
+        rows = [row for row in result.rows if name in row]
+        if rows:
+            ends = (f"{x[name]:.3f} ± {x[f'{name}_std']:.3f}" for x in (rows[0], rows[-1]))
+            remark(f"Reward{where} {' -> '.join(ends)}")
     if result.losses:
         first, last = result.losses[0], result.losses[-1]
         remark(f"Loss {first:.4f} -> {last:.4f}, {result.tokens_per_second:,.0f} tokens/s")

@@ -13,6 +13,7 @@ from cyclopts import Parameter
 from flaxen.cli.options import Count
 from flaxen.core.errors import InputError
 from flaxen.train.settings import RunConfig
+from flaxen.train.settings.field import described
 
 
 def _flags() -> type:
@@ -31,7 +32,7 @@ def _flags() -> type:
 
 
 def _annotated(field: Any, hint: Any) -> Any:
-    flag, text = field.metadata["flag"], field.metadata["about"]
+    flag, text = field.metadata["flag"], described(field)
     if field.default not in (None, dataclasses.MISSING):
         text += f" Default: {str(field.default).lower()}."
     kind = hint if flag is True else flag

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import typing
 from collections.abc import Collection
 from typing import Any
@@ -28,6 +29,16 @@ def at_least(name: str, value: Any, least: int) -> None:
     """
     if type(value) is not int or value < least:
         raise ConfigError(f"{name} is {value!r}; expected a whole number of at least {least}.")
+
+
+def positive(name: str, value: Any) -> None:
+    """
+    Raises:
+        ConfigError: the value is no finite number above 0.
+    """
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 < value < math.inf:
+        raise ConfigError(f"{name} is {value!r}; expected a number above 0.")
 
 
 def divides(part: str, least: int, whole: str, most: int) -> None:

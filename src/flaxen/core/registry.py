@@ -35,6 +35,9 @@ class Registry(Mapping[str, T], Generic[T]):
             raise ConfigError(f"Unknown {self.kind} {name!r}.{near}")
         return self._entries[name]
 
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name in self._entries
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
 

@@ -12,7 +12,7 @@ from flaxen.show.page import placement_page
 from flaxen.show.parts import Part, parts, totals
 from flaxen.show.plot import curves_picture, loss_picture
 from flaxen.show.tables import parts_tree, table
-from flaxen.show.words import human_bytes, human_number
+from flaxen.show.words import human_bytes, human_number, human_seconds
 
 __all__ = [
     "Part",
@@ -24,6 +24,7 @@ __all__ = [
     "device_names",
     "human_bytes",
     "human_number",
+    "human_seconds",
     "loss_picture",
     "model_flops",
     "parts",

@@ -17,7 +17,8 @@ AXES = ("step", "tokens", "seconds")
 """What a curve may be drawn over: steps, targets learned from, or seconds spent in steps."""
 
 USUAL = ("loss", "perplexity", "grad_norm", "lr", "tokens_per_second")
-"""What is drawn unless something else is asked for."""
+TOLD = ("reward", "reward_std", "rewards/accuracies", "rewards/margins", "accuracy")
+"""What is drawn unless something else is asked for: of every run, and of some objectives first."""
 
 MOST = 2000
 """Points of a curve; of a longer run, each is the mean of several."""
@@ -100,8 +101,8 @@ def open_runs(runs: Sequence[str | os.PathLike[str]]) -> list[Log]:
         path = run / "log.jsonl" if run.is_dir() else run
         if not path.is_file():
             raise InputError(
-                f"{run} is no run: there is no {path}. Give folders that `flaxen train` wrote, or "
-                "their log.jsonl."
+                f"{run} is no run: it {'has no log.jsonl' if run.is_dir() else 'is not there'}. "
+                "Give folders that `flaxen train` wrote, or their log.jsonl."
             )
         paths.append(path)
     logs = [
@@ -143,7 +144,7 @@ def panels(
     for name in metrics:
         if name not in known:
             raise InputError(f"No run has a metric {name!r}.{did_you_mean(name, known)}")
-    names = metrics or [name for name in USUAL if name in known] or list(known)[:1]
+    names = metrics or [name for name in TOLD + USUAL if name in known] or list(known)[:1]
     return [Panel(name, list(_curves(logs, name, x, smooth))) for name in names]
 
 

@@ -15,39 +15,47 @@ COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e
 
 
 def loss_picture(log: str | os.PathLike[str], png: str | os.PathLike[str]) -> Path:
-    """Draw the loss of a run from its JSONL log: every step, their running mean, and evaluations.
+    """Draw the loss of a run from its JSONL log: every step, their running mean, and evaluations;
+    above it the reward, if there is one, with the deviation of completions as a band.
 
-    Each line is an object with `step` and `loss`, and perhaps `eval_loss`.
+    Each line is an object with `step` and `loss`, and perhaps `eval_loss`, `reward`, `reward_std`
+    and `eval_reward`.
 
     Raises:
         InputError: when no line has a loss.
     """
-    rows = read_log(log)
-    points = [(row["step"], row["loss"]) for row in rows if "loss" in row]
-    if not points:
-        raise InputError(f"{log} has no line with 'step' and 'loss', so there is nothing to draw.")
-    tests = [(row["step"], row["eval_loss"]) for row in rows if "eval_loss" in row]
-    return _draw(points, tests, Path(png))
-
-
-def _draw(points: list[tuple[int, float]], tests: list[tuple[int, float]], png: Path) -> Path:
     # A figure of its own, without pyplot: no window system, no global state.
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 4), dpi=120, layout="constrained")
-    axes = figure.add_subplot()
-    steps, losses = zip(*points, strict=True)
-    axes.plot(steps, losses, color="tab:blue", alpha=0.3, linewidth=1, label="loss")
-    axes.plot(steps, smoothed(losses), color="tab:blue", linewidth=2, label="running mean")
-    if tests:
-        axes.plot(*zip(*tests, strict=True), "o-", color="tab:orange", label="evaluation")
-    axes.set_xlabel("step")
-    axes.set_ylabel("loss (nats per token)")
-    axes.grid(alpha=0.3)
-    axes.legend()
+    rows = read_log(log)
+    names = [name for name in ("reward", "loss") if any(name in row for row in rows)]
+    if "loss" not in names:
+        raise InputError(f"{log} has no line with 'step' and 'loss', so there is nothing to draw.")
+    figure = Figure(figsize=(7, 4 * len(names)), dpi=120, layout="constrained")
+    for i, name in enumerate(names):
+        _measured(figure.add_subplot(len(names), 1, i + 1), rows, name)
+    png = Path(png)
     png.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(png)
     return png
+
+
+def _measured(axes: Any, rows: list[dict[str, Any]], name: str) -> None:
+    """One number of a run's steps, its running mean, its spread, and what evaluations found."""
+    steps = [row for row in rows if name in row]
+    at, values = ([row[key] for row in steps] for key in ("step", name))
+    axes.plot(at, values, color="tab:blue", alpha=0.3, linewidth=1, label=name)
+    axes.plot(at, smoothed(values), color="tab:blue", linewidth=2, label="running mean")
+    if all(f"{name}_std" in row for row in steps):
+        low, high = ([row[name] + k * row[f"{name}_std"] for row in steps] for k in (-1, 1))
+        axes.fill_between(at, low, high, color="tab:blue", alpha=0.1, label="deviation")
+    tests = [(row["step"], row[f"eval_{name}"]) for row in rows if f"eval_{name}" in row]
+    if tests:
+        axes.plot(*zip(*tests, strict=True), "o-", color="tab:orange", label="evaluation")
+    axes.set_xlabel("step")
+    axes.set_ylabel(name)
+    axes.grid(alpha=0.3)
+    axes.legend()
 
 
 def curves_picture(

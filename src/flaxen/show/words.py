@@ -19,3 +19,12 @@ def human_number(count: float) -> str:
             return f"{count:.0f}" if not unit else f"{count:.1f}{unit}"
         count /= 1000
     return f"{count:.1f}T"
+
+
+def human_seconds(seconds: float) -> str:
+    """0.0042 -> '4.2 ms'."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= size or unit == "µs":
+            break
+    number = seconds / size
+    return f"{number:.3g} {unit}" if number < 1000 else f"{number:,.0f} {unit}"

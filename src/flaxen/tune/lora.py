@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
+from flaxen.core.checks import at_least, positive
 from flaxen.core.errors import ConfigError
 from flaxen.core.tree import paths
 from flaxen.layers.linear import Embedding, Linear
@@ -20,7 +22,15 @@ from flaxen.models.fold import in_body, plain_paths
 from flaxen.tune.leaf import DEFAULT, DoRA, LowRank, Replaced, links, root, row_norms, scale_of
 from flaxen.tune.several import adapter_names, adapters, merge, trainable_paths
 from flaxen.tune.start import INITS, started
-from flaxen.tune.targets import PROJECTIONS, layer_of, matching, pattern_value, saved_modules
+from flaxen.tune.targets import (
+    PROJECTIONS,
+    check_layers,
+    check_patterns,
+    layer_of,
+    matching,
+    pattern_value,
+    saved_modules,
+)
 
 __all__ = ["PROJECTIONS", "LowRank", "adapters", "add_lora", "merge", "scale_of", "trainable_paths"]
 
@@ -56,12 +66,17 @@ def add_lora(
     heads and tables in `modules_to_save` are trained in full.
 
     Raises:
-        ConfigError: a rank below 1, a target that matches nothing, or a model that has an adapter
-            of this name already.
+        ConfigError: a rank below 1 or beyond a weight's own, an alpha that is not above 0, a
+            target or a pattern that matches nothing, or a model that has an adapter of this name
+            already.
     """
-    _check(tree, rank, name, dropout, init)
+    _check(tree, name, dropout, init)
+    _check_numbers(rank, alpha, rank_pattern or {}, alpha_pattern or {})
     chosen, folded, names = matching(tree, targets), in_body(tree), plain_paths(tree)
+    every = [name for path in chosen for name in names(path)]
+    check_patterns([*(rank_pattern or ()), *(alpha_pattern or ())], every)
     layers = {layers_to_transform} if isinstance(layers_to_transform, int) else layers_to_transform
+    check_layers(layers or (), every)
 
     def adapt(path: str, layer: Linear) -> Linear:
         if path not in chosen:
@@ -73,6 +88,7 @@ def add_lora(
             else 0
             for each in plain
         ]
+        _check_rank(path, layer, folded(path), max(ranks))
         scales = {
             scale_of(r, pattern_value(alpha_pattern, each, alpha), rank_stabilised)
             for r, each in zip(ranks, plain, strict=True)
@@ -100,14 +116,34 @@ def add_lora(
     return replaced(adapted, dict.fromkeys(saved), name)
 
 
-def _check(tree: Any, rank: int, name: str, dropout: float, init: str) -> None:
-    if rank < 1:
-        raise ConfigError(f"rank is {rank}; expected 1 or more.")
+def _check(tree: Any, name: str, dropout: float, init: str) -> None:
     if not 0 <= dropout < 1:
         raise ConfigError(f"dropout is {dropout}; expected 0 or more, and less than 1.")
     if not re.fullmatch(INITS, init):
         raise ConfigError(f"init is {init!r}; expected {INITS.replace('|', ', ')}.")
     check_new(tree, name)
+
+
+def _check_numbers(
+    rank: int, alpha: float, ranks: Mapping[str, int], alphas: Mapping[str, float]
+) -> None:
+    at_least("rank", rank, 1)
+    positive("alpha", alpha)
+    for pattern, value in ranks.items():
+        at_least(f"rank_pattern[{pattern!r}]", value, 1)
+    for pattern, value in alphas.items():
+        positive(f"alpha_pattern[{pattern!r}]", value)
+
+
+def _check_rank(path: str, layer: Linear, stacked: bool, rank: int) -> None:
+    """An adapter of more rows than its weight has on either side is larger than the weight."""
+    shape, split = layer.weight.shape, len(layer.weight.shape) - layer.contract
+    outs, ins = math.prod(shape[int(stacked) : split]), math.prod(shape[split:])
+    if rank > max(outs, ins):
+        raise ConfigError(
+            f"The adapter of {path} would have rank {rank}, but its weight is {outs} x {ins}; "
+            f"expected at most {max(outs, ins)}, and usual are 4 to 256."
+        )
 
 
 def check_new(tree: Any, name: str) -> None:

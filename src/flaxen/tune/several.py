@@ -150,10 +150,8 @@ def checked(tree: Any, names: str | Iterable[str]) -> list[str]:
     for name in names:
         if name not in there:
             has = f"it has {', '.join(map(repr, there))}" if there else "it has none"
-            raise ConfigError(
-                f"This model has no adapter {name!r}, {has}; was it merged already?"
-                f"{did_you_mean(str(name), there)}"
-            )
+            near = did_you_mean(str(name), there, most=0) or " Was it merged already?"
+            raise ConfigError(f"This model has no adapter {name!r}; {has}.{near}")
     return names
 
 

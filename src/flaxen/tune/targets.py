@@ -66,6 +66,34 @@ def pattern_value(patterns: Mapping[str, Any] | None, name: str, default: Any) -
     return default
 
 
+def check_patterns(patterns: Iterable[str], adapted: Sequence[str]) -> None:
+    """
+    Raises:
+        ConfigError: one ends the path of no projection that gets an adapter.
+    """
+    for pattern in patterns:
+        if not any(pattern_value({pattern: True}, path, False) for path in adapted):
+            raise ConfigError(
+                f"The pattern {pattern!r} ends the path of no projection that gets an adapter."
+                f"{did_you_mean(pattern, {path.rpartition('.')[2] for path in adapted})}"
+            )
+
+
+def check_layers(wanted: Iterable[int], adapted: Iterable[str]) -> None:
+    """
+    Raises:
+        ConfigError: there is no such layer, or nothing of it gets an adapter.
+    """
+    there = {layer_of(path) for path in adapted}
+    absent = [layer for layer in wanted if layer not in there]
+    if absent:
+        known = sorted(layer for layer in there if layer is not None)
+        raise ConfigError(
+            f"layers_to_transform names layer {absent[0]}, where no projection would get an "
+            f"adapter; those that do are in the layers {', '.join(map(str, known)) or 'none'}."
+        )
+
+
 def layer_of(path: str) -> int | None:
     """The number of the layer that a path goes through: the first number in it."""
     found = re.search(r"(?:^|\.)(\d+)(?:\.|$)", path)

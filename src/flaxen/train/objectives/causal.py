@@ -26,6 +26,7 @@ class Causal(Objective):
     """-log p of each target. Which tokens are targets, the records say."""
 
     likelihood = True
+    reads = ("train_on", "overlong", "label_smoothing", "z_loss", "neftune_alpha")
 
     def check(self, module: Any) -> None:
         only_generating(module, "be trained on text by this loop")

@@ -49,6 +49,7 @@ class Classification(Objective):
     """-log p of each row's label."""
 
     kinds: ClassVar = ("labelled",)
+    reads: ClassVar = ()
     count: int | None = None
 
     def check(self, module: Any) -> None:
@@ -99,6 +100,7 @@ class Reward(Preference):
     times `center_rewards_coefficient`.
     """
 
+    reads: ClassVar = ("center_rewards_coefficient",)
     fills: ClassVar = {"ids": 0, "mask": 0}
 
     def check(self, module: Any) -> None:

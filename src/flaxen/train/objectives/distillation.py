@@ -43,6 +43,11 @@ class Distillation(Causal):
 
     likelihood: ClassVar[bool] = False
     compares: bool = True
+    reads: ClassVar = (
+        *("train_on", "overlong", "reference"),
+        *("distillation_beta", "distillation_temperature", "distillation_alpha"),
+    )
+    needs: ClassVar = ("reference",)
 
     def begin(self, model: Any, reference: Any) -> None:
         if reference is None:

@@ -120,6 +120,7 @@ class Dpo(Preference):
     """`loss_type` is one of `LOSSES`."""
 
     compares: bool = True
+    reads: ClassVar = ("beta", "loss_type", "dpo_label_smoothing", "reference")
 
     def __init__(self, config: Any, tok: Any = None, reward: Any = None):
         super().__init__(config, tok, reward)
@@ -146,4 +147,5 @@ class Dpo(Preference):
 class Ipo(Dpo):
     """Identity preference optimisation, whatever `loss_type` says."""
 
+    reads: ClassVar = ("beta", "reference")
     loss_type: ClassVar[str] = "ipo"  # type: ignore[assignment]

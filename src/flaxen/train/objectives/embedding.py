@@ -31,6 +31,7 @@ class Embedding(Objective):
     """
 
     kinds: ClassVar = ("pair",)
+    reads: ClassVar = ("embedding_temperature", "embedding_symmetric")
     recipe: Recipe = Recipe()
 
     def check(self, module: Any) -> None:

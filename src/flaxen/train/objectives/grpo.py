@@ -7,6 +7,7 @@ http://joschu.net/blog/kl-approx.html.
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
 import jax
@@ -23,6 +24,7 @@ from flaxen.train.objectives.advantages import SCALES, advantages, combined, mom
 from flaxen.train.objectives.objective import Batch, Metrics, Objective, Prepared, Source
 from flaxen.train.objectives.rewards import Rewards
 from flaxen.train.objectives.rollout import Rollout, rows, sampled, seed_of
+from flaxen.train.settings.policy import PolicySettings
 
 
 class Grpo(Objective):
@@ -32,6 +34,11 @@ class Grpo(Objective):
 
     kinds: ClassVar = ("prompt", "conversation")
     online: ClassVar[bool] = True
+    reads: ClassVar = (
+        *("beta", "loss_type", "reference", "reward"),
+        *PolicySettings.__dataclass_fields__,
+    )
+    needs: ClassVar = ("reward",)
     defaults: ClassVar = {"beta": 0.0, "loss_type": "dapo"}
 
     def __init__(self, config: Any, tok: Any = None, reward: Any = None):
@@ -223,16 +230,29 @@ def _check(config: Any) -> None:
     rows, size = config.batch_size * config.accumulation, config.num_generations
     if rows % size:
         raise ConfigError(
-            f"A step has batch_size * accumulation = {rows} completions, which num_generations="
-            f"{size} does not divide; expected whole groups."
+            f"A step has batch_size * accumulation = {config.batch_size} * {config.accumulation} "
+            f"= {rows} completions, which num_generations={size} does not divide into whole "
+            f"groups. {_mended(config.batch_size, config.accumulation, size)}"
         )
     if config.max_completion_length >= config.seq_len:
         raise ConfigError(
             f"max_completion_length is {config.max_completion_length} and seq_len "
-            f"{config.seq_len}, which prompt and completion share; expected less."
+            f"{config.seq_len}, which prompt and completion share; lower it, or raise seq_len."
         )
     if config.save_every % config.num_iterations:
         raise ConfigError(
             f"save_every is {config.save_every} and num_iterations {config.num_iterations}; "
             "expected a multiple, as checkpoints stand between rollouts."
         )
+
+
+def _mended(batch_size: int, accumulation: int, size: int) -> str:
+    """The nearest numbers that make whole groups."""
+    up = lambda number, step: -(-number // step) * step
+    rows = batch_size * accumulation
+    lower = next((n for n in range(min(size, rows), 1, -1) if rows % n == 0), None)
+    return (
+        f"Raise batch_size to {up(batch_size, size // math.gcd(size, accumulation))} or "
+        f"accumulation to {up(accumulation, size // math.gcd(size, batch_size))}"
+        + (f", or lower num_generations to {lower}." if lower else ".")
+    )

@@ -30,6 +30,7 @@ class Kto(Objective):
     """
 
     kinds: ClassVar = ("judged",)
+    reads: ClassVar = ("beta", "desirable_weight", "undesirable_weight", "reference")
     compares: bool = True
 
     def check(self, module: Any) -> None:

@@ -28,6 +28,7 @@ class Masked(Objective):
     """
 
     kinds: ClassVar = ("text",)
+    reads: ClassVar = ("mlm_probability",)
     likelihood: ClassVar[bool] = True
 
     def check(self, module: Any) -> None:

@@ -72,6 +72,13 @@ class Objective:
     steps_per_batch: int = 1
     """How many steps learn from one batch. A run begins, stops and is saved between batches."""
 
+    reads: ClassVar[tuple[str, ...] | None] = None
+    """Which settings of `settings.unread.OF_OBJECTIVES` it reads; a run that gives others is
+    refused. None: any.
+    """
+    needs: ClassVar[tuple[str, ...]] = ()
+    """Which of `reference` and `reward` a run must give."""
+
     defaults: ClassVar[Mapping[str, Any]] = {"beta": 0.1, "loss_type": "sigmoid"}
     """Settings that are None unless given, and what they are here."""
 
@@ -81,7 +88,8 @@ class Objective:
         Raises:
             ConfigError: settings that this objective cannot follow.
         """
-        unset = {k: x for k, x in self.defaults.items() if getattr(config, k) is None}
+        mine = lambda key: self.reads is None or key in self.reads
+        unset = {k: x for k, x in self.defaults.items() if mine(k) and getattr(config, k) is None}
         self.config = dataclasses.replace(config, **unset)
         self.tok, self.reward = tok, reward
         if self.config.beta == 0 < self.defaults["beta"]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import jax
 import jax.numpy as jnp
 
@@ -20,6 +22,8 @@ class Simpo(Preference):
     Source: https://arxiv.org/abs/2405.14734, equation 6.
     """
 
+    reads: ClassVar = ("beta", "simpo_gamma", "dpo_label_smoothing")
+
     def losses(self, pairs: Pairs) -> jax.Array:
         config, (chosen, rejected) = self.config, mean_logps(pairs)
         logits = config.beta * (chosen - rejected) - config.simpo_gamma
@@ -37,6 +41,8 @@ class Cpo(Preference):
     Source: https://arxiv.org/abs/2401.08417, equation 3.
     """
 
+    reads: ClassVar = ("beta", "cpo_alpha", "dpo_label_smoothing")
+
     def losses(self, pairs: Pairs) -> jax.Array:
         config = self.config
         logits = config.beta * (pairs.chosen - pairs.rejected)
@@ -51,6 +57,8 @@ class Orpo(Preference):
 
     Source: https://arxiv.org/abs/2403.07691, equations 6 and 7.
     """
+
+    reads: ClassVar = ("beta",)
 
     def losses(self, pairs: Pairs) -> jax.Array:
         chosen, rejected = mean_logps(pairs)

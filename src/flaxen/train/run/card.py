@@ -117,9 +117,7 @@ def _task(run: Run) -> str | None:
 def _about(run: Run, adapter: bool) -> str:
     folder = run.model.origin.folder
     base = hub_id(folder)
-    name = (
-        f"[{base}](https://huggingface.co/{base})" if base else _code(folder.name if folder else "")
-    )
+    name = f"[{base}](https://huggingface.co/{base})" if base else _code(_base(run) or "")
     kind = getattr(run.model.config, "model_type", "model")
     of = f"{name} ({kind})" if base or folder else f"a {kind} model"
     what = "A low-rank adapter of" if adapter else "Trained from"
@@ -132,13 +130,14 @@ def _about(run: Run, adapter: bool) -> str:
 
 def _results(rows: list[Row]) -> list[tuple[str, str]]:
     """First and last of what was measured."""
-    names = ("loss", *dict.fromkeys(k for r in rows if "eval_loss" in r for k in r))
+    tests = (row for row in rows if not row.keys().isdisjoint(("eval_loss", "eval_reward")))
+    names = ("loss", "reward", *dict.fromkeys(key for row in tests for key in row))
     out = []
     for name in names:
         values = [row[name] for row in rows if name in row]
         if name in ("step", "eval_seconds") or not values:
             continue
-        words = "training loss" if name == "loss" else name.replace("_", " ")
+        words = f"training {name}" if name in ("loss", "reward") else name.replace("_", " ")
         out.append((words, f"{values[0]:.4g} → {values[-1]:.4g}"))
     return out
 
@@ -182,20 +181,29 @@ def _computed(run: Run, rows: list[Row]) -> list[tuple[str, str]]:
     return [*out, ("versions", ", ".join(f"{k} {v}" for k, v in versions.items()))]
 
 
+def _base(run: Run) -> str | None:
+    """What the base is called: on the hub, or the last word of its folder, as paths tell nobody
+    else anything.
+    """
+    folder = run.model.origin.folder
+    return hub_id(folder) or (None if folder is None else folder.resolve().name)
+
+
 def _use(folder: Path, run: Run, adapter: bool) -> str:
-    name, task = folder.name, _task(run)
+    name, base = folder.name, _base(run)
+    auto = AUTO.get(_task(run) or "", "AutoModel")
     ours = f'import flaxen\n\nmodel, tok = flaxen.load("{name}"), flaxen.tokenizer("{name}")'
     if adapter:
-        base = hub_id(run.model.origin.folder) or "BASE"
+        ours = f'import flaxen\n\nmodel = flaxen.load("{name}")  # on top of its base'
+        if base is None:
+            return f'```python\nmodel = base.load_adapter("{name}")\n```'
         theirs = (
             "from peft import PeftModel\n"
-            "from transformers import AutoModelForCausalLM\n\n"
-            f'base = AutoModelForCausalLM.from_pretrained("{base}")\n'
+            f"from transformers import {auto}\n\n"
+            f'base = {auto}.from_pretrained("{base}")\n'
             f'model = PeftModel.from_pretrained(base, "{name}")'
         )
-        ours = f'import flaxen\n\nmodel = flaxen.load("{name}")  # on top of its base'
         return f"```python\n{ours}\n```\n\n```python\n{theirs}\n```"
-    auto = AUTO.get(task or "", "AutoModel")
     theirs = (
         f"from transformers import {auto}, AutoTokenizer\n\n"
         f'model = {auto}.from_pretrained("{name}")\n'

@@ -109,6 +109,8 @@ def display(steps: int, step: int, every: int, show: bool) -> Iterator[list[List
     from rich.live import Live as Screen
 
     console = Console(stderr=True)
+    if step:
+        console.print(f"Going on after step {step:,} of {steps:,}.", style="dim", highlight=False)
     if not console.is_terminal:
         yield [Lines(steps, step, every)]
         return

@@ -17,6 +17,8 @@ def check_output(output: str | os.PathLike[str]) -> None:
     Raises:
         CheckpointError: nothing can be written there, or what is there is not of a run.
     """
+    if not os.fspath(output).strip():
+        raise CheckpointError("output is empty; expected the folder that a run is written into.")
     folder = Path(output)
     _check_writable(folder)
     if (folder / "log.jsonl").exists() or Checkpoints(folder / "checkpoints", {}).steps():

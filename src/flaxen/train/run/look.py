@@ -1,4 +1,4 @@
-"""Looking at data before it is learned from: one record as tokens, and all of it in numbers."""
+"""Looking at data before it is learned from: one record as tokens."""
 
 from __future__ import annotations
 
@@ -10,15 +10,12 @@ from typing import Any
 import numpy as np
 
 from flaxen.core.errors import InputError
-from flaxen.core.progress import Progress
 from flaxen.layers.cross_entropy import IGNORED
 from flaxen.train.data.batches import Batches
-from flaxen.train.data.examples import cut
-from flaxen.train.data.packing import pack
 from flaxen.train.data.parts import Part
-from flaxen.train.data.records import Record, Records, found_in
+from flaxen.train.data.prompts import Prompts
+from flaxen.train.data.records import Record, found_in
 from flaxen.train.data.rows import RowBatches
-from flaxen.train.data.tokens import tokens_of
 from flaxen.train.objectives import Objective
 
 
@@ -62,6 +59,9 @@ def shown(objective: Objective, tok: Any, record: Record) -> tuple[list[Shown], 
             Shown(name, e.ids, (e.labels != IGNORED) & (np.arange(len(e.ids)) > 0))
             for name, e in zip(names, rows, strict=True)
         ], {}
+    if isinstance(source, Prompts):
+        ids = np.asarray(source.asked[0].ids, np.int32)
+        return [Shown("prompt", ids, np.zeros(len(ids), bool))], {}
     source = getattr(source, "whole", source)
     if not isinstance(source, RowBatches):
         raise InputError(f"The objective {objective.config.objective!r} has no rows to show.")
@@ -80,44 +80,3 @@ def _learned(row: Any, key: str, length: int) -> np.ndarray:
     if targets is not None:
         return np.concatenate([[False], targets[:-1] != IGNORED])
     return row["plain"] > 0 if "plain" in row else np.ones(length, bool)
-
-
-def statistics(
-    tok: Any,
-    records: Records,
-    *,
-    seq_len: int,
-    train_on: str = "assistant",
-    cache: str = "none",
-    progress: Progress = False,
-) -> dict[str, Any]:
-    """Documents, tokens, how many are learned, how long documents are, and how full rows become.
-
-    Raises:
-        InputError: bad records.
-    """
-    tokens = tokens_of(tok, records, train_on=train_on, cache=cache, progress=progress)
-    lengths = np.diff(tokens.bounds)
-    examples = cut(tokens, seq_len)
-    rows = pack(examples.lengths, seq_len) if len(examples) else []
-    kept = int(examples.lengths.sum())
-    edges = 2 ** np.arange(int(max(lengths.max(), 2) - 1).bit_length() + 1)
-    counts = np.histogram(lengths, np.concatenate([[0], edges + 1]))[0]
-    return {
-        "documents": len(lengths),
-        "tokens": int(lengths.sum()),
-        "learned": int(np.count_nonzero(tokens.learned)),
-        "lengths": {
-            "least": int(lengths.min()),
-            "median": float(np.median(lengths)),
-            "mean": float(lengths.mean()),
-            "most": int(lengths.max()),
-        },
-        "histogram": {int(edge): int(n) for edge, n in zip(edges, counts, strict=True)},
-        "seq_len": seq_len,
-        "examples": len(examples),
-        "overlong": examples.overlong,
-        "rows_packed": len(rows),
-        "full_packed": kept / (len(rows) * seq_len) if rows else 0.0,
-        "full_padded": kept / (len(examples) * seq_len) if rows else 0.0,
-    }

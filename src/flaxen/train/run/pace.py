@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from flaxen.show.words import human_bytes, human_number
 from flaxen.train.run.log import Row
 
 DECAY = 0.9
+
+TOLD = {"reward": "reward", "rewards/accuracies": "accuracy", "accuracy": "accuracy"}
+"""What objectives tell that says more than their loss, and what it is called in a line."""
 
 
 class Smoothed:
@@ -32,6 +36,7 @@ class Pace:
     def __init__(self, steps: int, step: int):
         self.steps, self.step = steps, step
         self.loss, self.seconds, self.speed = Smoothed(), Smoothed(), Smoothed()
+        self.told = {key: Smoothed() for key in TOLD}
         self.last: Row = {}
         self.skipped = 0
 
@@ -43,6 +48,8 @@ class Pace:
         self.last, self.step = row, row["step"]
         self.skipped = row.get("skipped", 0)
         self.loss.add(row["loss"])
+        for key, mean in self.told.items():
+            mean.add(row.get(key, math.nan))
 
     @property
     def left(self) -> float:
@@ -55,13 +62,21 @@ class Pace:
         if not row:
             return ["compiling"]
         speed = self.speed.mean if self.speed.weight else row["tokens_per_second"]
-        words = [f"loss {self.loss.mean:.4f} (last {row['loss']:.4f})", f"lr {row['lr']:.3g}"]
+        words = [*self._told(), f"loss {self.loss.mean:.4f} (last {row['loss']:.4f})"]
+        words.append(f"lr {row['lr']:.3g}")
         words += [f"grad norm {row['grad_norm']:.3g}", f"{human_number(speed)} tokens/s"]
         if "mfu" in row:
             words.append(f"MFU {row['mfu']:.1%}")
         if "memory_bytes" in row:
             words.append(human_bytes(row["memory_bytes"]))
         return words
+
+    def _told(self) -> Iterator[str]:
+        """Running means, and what the last row says, with its spread if it tells that."""
+        for key, mean in self.told.items():
+            if key in self.last:
+                last = [f"{self.last[k]:.3f}" for k in (key, f"{key}_std") if k in self.last]
+                yield f"{TOLD[key]} {mean.mean:.3f} (last {' ± '.join(last)})"
 
     def skips(self) -> str:
         """How many steps changed nothing; empty if none."""

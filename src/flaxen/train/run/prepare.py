@@ -18,10 +18,13 @@ from flaxen.train.run.going_on import check_processes, check_steps
 from flaxen.train.run.samples import Prompt, sample_prompts
 from flaxen.train.run.source import learned_from, tested_on
 from flaxen.train.run.vocabulary import check_length, check_vocabulary
-from flaxen.train.settings import Paths, TrainConfig
+from flaxen.train.settings import Paths, RunConfig, TrainConfig
 from flaxen.train.step import Trainer, TrainState, make_trainer
 from flaxen.tune import adapters, add_lora, without_adapters
 from flaxen.tune.modules import check_apart
+
+NEEDED = {"reward": "FILE.py:NAME", "reference": "MODEL"}
+"""How what an objective needs is said on the command line."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,6 +127,24 @@ def prepare(
         steps=steps,
         prompts=prompts,
     )
+
+
+def check_objective(settings: RunConfig) -> None:
+    """What can be known of an objective before a model is loaded.
+
+    Raises:
+        ConfigError: settings that it cannot follow.
+        InputError: it needs something that is not given.
+    """
+    objective = OBJECTIVES[settings.objective]
+    for name in objective.needs:
+        if not getattr(settings, name):
+            flag = f"--{name} {NEEDED[name]}"
+            raise InputError(
+                f"The objective {settings.objective!r} needs a {name}; say {flag}, or {name}: in "
+                "the file."
+            )
+    objective(settings)
 
 
 def _adapted(model: Any, config: TrainConfig) -> Any:

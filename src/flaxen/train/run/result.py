@@ -35,6 +35,11 @@ class Result:
         return [row["loss"] for row in self.rows if "loss" in row]
 
     @property
+    def rewards(self) -> list[float]:
+        """The mean reward of each step's completions, for objectives that ask for rewards."""
+        return [row["reward"] for row in self.rows if "reward" in row]
+
+    @property
     def perplexities(self) -> dict[int, float]:
         """Perplexity on held-out data after so many steps."""
         return {row["step"]: row["perplexity"] for row in self.rows if "perplexity" in row}

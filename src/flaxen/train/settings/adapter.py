@@ -27,11 +27,13 @@ class AdapterSettings:
     lora_dropout: float = setting(0.0, "Of the inputs of adapters.", least=0, most=0.999)
     lora_init: str = setting("normal", "How adapters start: normal, gaussian, kaiming, pissa.")
     rank_pattern: dict[str, int] | None = setting(
-        None, "Other ranks for projections whose path an expression ends.", flag=False
+        None, "Other ranks for projections whose path an expression ends.", least=1, flag=False
     )
-    alpha_pattern: dict[str, float] | None = setting(None, "Other alphas, likewise.", flag=False)
+    alpha_pattern: dict[str, float] | None = setting(
+        None, "Other alphas, likewise.", above=0, flag=False
+    )
     layers_to_transform: Sequence[int] | None = setting(
-        None, "The only layers that get adapters.", flag=False
+        None, "The only layers that get adapters, from 0.", least=0, flag=False
     )
     modules_to_save: Sequence[str] | None = setting(
         None, "Heads and tables that are trained in full beside adapters.", flag=list[str]

@@ -42,7 +42,7 @@ class DataSettings:
     seed: int = setting(0, "Order of the data, fresh weights, dropout.", least=0, most=2**63 - 1)
 
 
-def contradictions(settings: Any) -> Iterator[str]:
+def ends_and_rows(settings: Any) -> Iterator[str]:
     """What of a run's data does not go together."""
     if settings.group_by_length and settings.packing:
         yield "group_by_length is for rows of one document each; say packing: false"
@@ -52,3 +52,6 @@ def contradictions(settings: Any) -> Iterator[str]:
         yield "a stream has no group_by_length"
     if settings.streaming and settings.steps is None:
         yield "a stream has no end that is known; say steps"
+    buffer = DataSettings.shuffle_buffer
+    if settings.shuffle_buffer != buffer and not settings.streaming:
+        yield "shuffle_buffer is of streams alone; say streaming, or leave it out"

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flaxen.core.errors import ConfigError, did_you_mean
+from flaxen.train.settings.field import choices_of, spelled
 
 NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 NAMES |= {list: "a list", dict: "a mapping"}
@@ -22,19 +23,25 @@ def fitted(kind: type, values: Mapping[str, Any], where: str) -> dict[str, Any]:
         ConfigError: naming every unknown key and every value of another kind.
     """
     hints = typing.get_type_hints(kind)
-    names = [field.name for field in dataclasses.fields(kind)]
+    fields = {field.name: field for field in dataclasses.fields(kind)}
     out, wrong = {}, []
     for key, value in values.items():
-        if key not in names:
-            wrong.append(f"unknown key {key!r}.{did_you_mean(str(key), names)}")
+        if key not in fields:
+            wrong.append(f"unknown key {key!r}.{did_you_mean(str(key), fields)}")
             continue
         try:
-            out[key] = fit(value, hints[key])
+            out[key] = _chosen(fit(value, hints[key]), fields[key])
         except ValueError as error:
             wrong.append(f"{key} is {value!r}, expected {error}")
     if wrong:
         raise ConfigError(f"{where}: " + "\n  ".join(["", *wrong]).lstrip() + _end(wrong))
     return out
+
+
+def _chosen(value: Any, field: dataclasses.Field[Any]) -> Any:
+    """The choice that a text spells: 4 and "4" are the same."""
+    choices = choices_of(field) if isinstance(value, str) else None
+    return next((x for x in choices or () if spelled(x) == value), value)
 
 
 def _end(wrong: Sequence[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from flaxen.train.settings.field import setting
+from flaxen.train.settings.field import names_in, setting
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -16,11 +16,19 @@ class LearningSettings:
 
     steps: int | None = setting(None, "Optimiser steps; wins over epochs.", least=1, free=True)
     epochs: float = setting(1.0, "Passes over the data.", above=0, free=True)
-    optimizer: str = setting("adamw", "How a gradient becomes a direction.")
+    optimizer: str = setting(
+        "adamw",
+        "How a gradient becomes a direction.",
+        choices=names_in("flaxen.train.optim:OPTIMIZERS"),
+    )
     learning_rate: float = setting(
         1e-4, "The greatest. Command line: 2e-4 for adapters, 1e-5 with --full.", least=0
     )
-    schedule: str = setting("cosine", "How the learning rate falls.")
+    schedule: str = setting(
+        "cosine",
+        "How the learning rate falls.",
+        choices=names_in("flaxen.train.optim:SCHEDULES"),
+    )
     warmup: int = setting(0, "Steps until the full learning rate.", least=0)
     end_ratio: float = setting(0.0, "Of the learning rate, left at the end.", least=0, most=1)
     decay_share: float = setting(0.1, "Of the steps, in which wsd falls.", above=0, most=1)

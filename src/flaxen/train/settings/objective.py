@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 
-from flaxen.train.settings.field import setting
+from flaxen.train.settings.field import names_in, setting
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ObjectiveSettings:
     """`objective` is one of `train.objectives.OBJECTIVES`; the others are for some of them, as
-    docs/objectives.md says.
+    docs/objectives.md says, and refused for the rest.
     """
 
-    objective: str = setting("causal", "What is minimised.")
+    objective: str = setting(
+        "causal", "What is minimised.", choices=names_in("flaxen.train.objectives:OBJECTIVES")
+    )
     beta: float | None = setting(
         None, "How near the reference is kept; default: 0.1, of grpo 0.", least=0
     )
     loss_type: str | None = setting(
-        None, "Which loss of dpo or grpo; default: sigmoid, of grpo dapo."
+        None,
+        "Of dpo: sigmoid (default), ipo, hinge, exo_pair, nca_pair, robust, sppo_hard, apo_zero, "
+        "apo_down, sigmoid_norm; of grpo: dapo (default), grpo, bnpo, dr_grpo.",
     )
     dpo_label_smoothing: float = setting(
         0.0, "How many preferences are the other way round.", least=0, most=0.499

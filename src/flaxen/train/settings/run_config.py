@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from flaxen.core.errors import ConfigError
-from flaxen.train.settings.field import setting
+from flaxen.train.settings.field import names_in, setting
 from flaxen.train.settings.fitting import fitted
 from flaxen.train.settings.training import TrainConfig
 
@@ -41,18 +41,46 @@ class RunConfig(TrainConfig):
         None, "FILE.py:NAME of the function that an objective asks, or several.", flag=list[str]
     )
     mesh: str | None = setting(None, "Devices by axis, for example fsdp=2,tp=4.", free=True)
-    plan: str | None = setting(None, "Name of a sharding plan; default: auto.", free=True)
-    attention: str = setting("auto", "An attention mechanism's name, or auto.", free=True)
+    plan: str | None = setting(
+        None,
+        "How weights are cut along the mesh; default: auto.",
+        choices=names_in("flaxen.shard.plan:PLANS"),
+        free=True,
+    )
+    attention: str = setting(
+        "auto",
+        "By which mechanism.",
+        choices=names_in("flaxen.attention:MECHANISMS", "auto"),
+        free=True,
+    )
     load_dtype: str | None = setting(
         None, "What frozen weights are kept in; default: as stored. Trained ones are float32."
     )
-    bits: str | None = setting(None, "Round frozen weights, under adapters: int8, int4, ...")
+    bits: str | int | None = setting(
+        None,
+        "Frozen weights, under adapters, are rounded: to integers of so many bits, or to the 4-bit "
+        "normal floats of QLoRA.",
+        choices=(8, 4, "nf4"),
+    )
     revision: str | None = setting(None, "Branch, tag or commit of a hub id.")
     coordinator: str | None = setting(
         None, "Of several processes: HOST:PORT of the first, or auto.", free=True
     )
     num_processes: int | None = setting(None, "How many there are.", least=1, free=True)
     process_id: int | None = setting(None, "Which one this is, from 0.", least=0, free=True)
+
+    def contradictions(self) -> Iterator[str]:
+        """What of a run does not go together."""
+        yield from super().contradictions()
+        if self.num_labels != RunConfig.num_labels and self.task is None:
+            yield (
+                f"num_labels is {self.num_labels}, which nothing reads without another head; say "
+                "task: sequence-classification"
+            )
+        if self.task is not None and self.fresh:
+            yield "task is not read with fresh; say it by the architectures of the config"
+        if self.bits is not None and self.lora_rank is None:
+            yield f"bits is {self.bits}, which rounds weights under adapters alone; say lora_rank"
 
     def training(self) -> TrainConfig:
         """The settings of training alone."""

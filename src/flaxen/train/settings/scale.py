@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from flaxen.layers.checkpointing import Checkpointing, checkpointing_of
-from flaxen.train.settings.field import setting
+from flaxen.train.settings.field import names_in, setting
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -15,7 +15,10 @@ class ScaleSettings:
     """
 
     remat: bool | str = setting(
-        False, "Less memory, more time; true, or a policy such as dots.", free=True
+        False,
+        "Less memory, more time; true is block.",
+        choices=names_in("flaxen.layers.checkpointing:POLICIES", False, True),
+        free=True,
     )
     remat_every: int = setting(1, "Do so for every n-th layer.", least=1, free=True)
 

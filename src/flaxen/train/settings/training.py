@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from flaxen.train.settings.adapter import AdapterSettings, without_rank
-from flaxen.train.settings.data import DataSettings, contradictions
+from flaxen.train.settings.data import DataSettings, ends_and_rows
 from flaxen.train.settings.field import checked, plain, setting
 from flaxen.train.settings.learning import LearningSettings
 from flaxen.train.settings.objective import ObjectiveSettings
@@ -16,6 +16,7 @@ from flaxen.train.settings.policy import PolicySettings
 from flaxen.train.settings.saving import SavingSettings
 from flaxen.train.settings.scale import ScaleSettings
 from flaxen.train.settings.seeing import SeeingSettings
+from flaxen.train.settings.unread import unread
 
 Entry = str | os.PathLike[str] | Mapping[str, Any]
 Paths = Entry | Sequence[Entry]
@@ -56,9 +57,15 @@ class TrainConfig(
     )
 
     def __post_init__(self) -> None:
-        checked(self, (*contradictions(self), *without_rank(self)))
+        checked(self, tuple(self.contradictions()))
         self.checkpointing()
         self.peak()
+
+    def contradictions(self) -> Iterator[str]:
+        """What does not go together."""
+        yield from ends_and_rows(self)
+        yield from without_rank(self)
+        yield from unread(self)
 
     def must_match(self) -> dict[str, Any]:
         """What a run that goes on must have in common with the run it goes on from."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from flaxen.core.errors import ConfigError
-from flaxen.train.settings.field import plain
+from flaxen.train.settings.field import described, plain
 from flaxen.train.settings.run_config import RunConfig
 from flaxen.train.settings.training import GROUPS
 
@@ -17,7 +18,7 @@ FIRST = ("model", "data", "output")
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """The settings in a file, by name.
+    """The settings in a file, by name; `-` is standard input.
 
     Raises:
         ConfigError: it cannot be read, is no YAML or no mapping.
@@ -25,7 +26,8 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     import yaml
 
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = sys.stdin.read() if str(path) == "-" else Path(path).read_text(encoding="utf-8")
+        path = "Standard input" if str(path) == "-" else path
         _check_once(yaml.compose(text, yaml.SafeLoader), path)
         found = yaml.safe_load(text)
     except (OSError, UnicodeDecodeError) as error:
@@ -77,4 +79,4 @@ def _line(field: Any, value: Any) -> str:
 
     text = yaml.safe_dump(plain(value), default_flow_style=True, width=10**6).strip()
     entry = f"{field.name}: {text.removesuffix('...').strip()}"
-    return f"{entry:<40}  # {field.metadata['about']}"
+    return f"{entry:<40}  # {described(field)}"
