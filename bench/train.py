@@ -166,7 +166,8 @@ def main() -> None:
             work = {"dtype": dtype, "batch": given.batch, "length": given.length}
             measure(rows, work, given.rounds, given.patience)
             check(rows, dtype)
-            parts.append(f"{dtype} arithmetic, {size}\n\n{table(rows, given.batch * given.length)}")
+            title = f"{dtype} arithmetic, {masters} weights beside flaxen's"
+            parts.append(f"{title}\n\n{table(rows, given.batch * given.length)}")
             print(parts[-1], flush=True)
             abouts += [row.side.about for row in rows if row.side]
             for row in rows:
