@@ -81,12 +81,12 @@ class Way:
 
 def measured(quick: bool) -> str:
     """A table in Markdown."""
-    seq_len, count, steps, turns = (64, 100, 3, 1) if quick else (512, 2000, 12, 5)
-    width = 32 if quick else 256
+    seq_len, count, steps, turns = (64, 100, 3, 1) if quick else (512, 1000, 4, 5)
+    width = 32 if quick else 128
     model = from_config(
         {
             "model_type": "llama",
-            "vocab_size": 512 if quick else 8192,
+            "vocab_size": 512 if quick else 4096,
             "hidden_size": width,
             "intermediate_size": 3 * width,
             "num_hidden_layers": 2 if quick else 4,

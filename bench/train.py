@@ -2,8 +2,9 @@
 run: `make bench-train`.
 
 Every side is a process of its own that holds the same weights and takes the same batch through the
-same AdamW; they take turns, so that a busy machine slows all alike. The losses of the first steps
-must agree. Medians, ratios and memory go to `bench/RESULTS.md`.
+same AdamW; they take turns, so that a busy machine slows all alike. Those that keep weights in
+another dtype are a group of their own, with flaxen again: all at once want too much memory. The
+losses of the first steps must agree. Medians, ratios and memory go to `bench/RESULTS.md`.
 """
 
 from __future__ import annotations
@@ -61,20 +62,23 @@ class Runner:
         assert self.side is not None
         self.answers.append(self.side.turn())
 
+    def end(self) -> None:
+        if self.side is not None:
+            self.side.close()
 
-def runners(dtype: str, torch: str, easydel: str) -> list[Runner]:
-    """flaxen first. Its weights and moments are float32 whatever the arithmetic: the same work is
-    torch's autocast, and EasyDeL's float32 parameters.
+
+def group(masters: str, torch: str, easydel: str) -> list[Runner]:
+    """Sides that keep weights and moments in `masters`, after flaxen, whose are float32 whatever
+    the arithmetic: the same work is torch's autocast, and EasyDeL's float32 parameters.
     """
-    rows = [Runner(f"flaxen, {dtype} arithmetic", sys.executable, "work_flaxen.py")]
-    for masters in dict.fromkeys(["float32", dtype]):
-        for compiled in (False, True):
-            how = "compiled" if compiled else "eager"
-            kept = {"masters": masters, "compiled": compiled}
-            rows.append(Runner(f"torch {how}, {masters} weights", torch, "work_torch.py", kept))
-        if easydel:
-            title, kept = f"EasyDeL, {masters} weights", {"masters": masters}
-            rows.append(Runner(title, easydel, "work_easydel.py", kept))
+    rows = [Runner("flaxen, float32 weights", sys.executable, "work_flaxen.py")]
+    for compiled in (False, True):
+        how = "compiled" if compiled else "eager"
+        kept = {"masters": masters, "compiled": compiled}
+        rows.append(Runner(f"torch {how}, {masters} weights", torch, "work_torch.py", kept))
+    if easydel:
+        title = f"EasyDeL, {masters} weights"
+        rows.append(Runner(title, easydel, "work_easydel.py", {"masters": masters}))
     return rows
 
 
@@ -83,7 +87,14 @@ def measure(rows: list[Runner], work: dict[str, Any], rounds: int, patience: flo
     ends there.
     """
     for row in rows:
-        row.begin(work)
+        try:
+            row.begin(work)
+        except SystemExit as error:
+            if row is rows[0]:
+                raise
+            row.failure = "did not run"
+            print(f"  {row.title}: {error}", flush=True)
+            continue
         first, second = row.answers[0]["first"], row.answers[1]["seconds"]
         print(f"  {row.title}: first step {first:.1f} s, second {second:.1f} s", flush=True)
     for _ in range(rounds):
@@ -117,6 +128,9 @@ def table(rows: list[Runner], tokens: int) -> str:
     ]
     gb = lambda peak: "" if peak is None else f"{peak / 1e9:.2f}"
     for row in rows:
+        if not row.seconds:
+            lines.append(f"| {row.title} | {row.failure} | | | | | |")
+            continue
         ratios = [b / a for a, b in zip(rows[0].seconds, row.seconds, strict=False)]
         low, high, median = min(ratios), max(ratios), statistics.median(ratios)
         behind = " (behind)" if row is not rows[0] and median < 1 else ""
@@ -141,26 +155,29 @@ def main() -> None:
     parser.add_argument("--only", default="", help="sides whose title contains this, and flaxen")
     parser.add_argument("--write", action="store_true", help="keep the result in RESULTS.md")
     given = parser.parse_args()
-    parts, about = [], ""
+    parts, abouts = [], []
+    size = f"{given.batch}x{given.length}"
     for dtype in [given.dtype] if given.dtype else list(AGREEMENT):
-        folder("float32")
-        folder("bfloat16")
-        first, *others = runners(dtype, given.torch, given.easydel)
-        rows = [first, *(row for row in others if given.only in row.title)]
-        work = {"dtype": dtype, "batch": given.batch, "length": given.length}
-        print(f"{dtype}, {given.batch}x{given.length}:", flush=True)
-        measure(rows, work, given.rounds, given.patience)
-        check(rows, dtype)
-        parts.append(
-            f"{dtype}, {given.batch}x{given.length}\n\n{table(rows, given.batch * given.length)}"
-        )
-        print(parts[-1], flush=True)
-        sides = [row.side for row in rows if row.side]
-        about = "; ".join(dict.fromkeys(side.about for side in sides))
-        for side in sides:
-            side.close()
+        for masters in dict.fromkeys(["float32", dtype]):
+            folder(masters)
+            first, *others = group(masters, given.torch, given.easydel)
+            rows = [first, *(row for row in others if given.only in row.title)]
+            print(f"{dtype} arithmetic, {masters} weights, {size}:", flush=True)
+            work = {"dtype": dtype, "batch": given.batch, "length": given.length}
+            measure(rows, work, given.rounds, given.patience)
+            check(rows, dtype)
+            title = f"{dtype} arithmetic, {masters} weights beside flaxen's"
+            parts.append(f"{title}\n\n{table(rows, given.batch * given.length)}")
+            print(parts[-1], flush=True)
+            abouts += [row.side.about for row in rows if row.side]
+            for row in rows:
+                row.end()
+    about = "; ".join(dict.fromkeys(abouts))
     load = f"Load when it ended: {os.getloadavg()[0]:.1f}."
-    text = f"{machine()}. {about}. {load}\n\nModel: {describe(CONFIG)}\n\n" + "\n\n".join(parts)
+    text = (
+        f"A step of {size} tokens, AdamW, clipped; sides in turn, medians of {given.rounds} turns. "
+        f"{machine()}. {about}. {load}\n\nModel: {describe(CONFIG)}\n\n" + "\n\n".join(parts)
+    )
     print("\n" + text)
     if given.write:
         write_section(RESULTS, "training", text + "\n")

@@ -40,6 +40,11 @@ def test_files_have_pefts_names_and_shapes(folder):
     )
 
 
+def test_who_may_read_the_config_may_read_the_weights(folder):
+    modes = {path.name: path.stat().st_mode for path in folder.iterdir()}
+    assert modes["adapter_model.safetensors"] == modes["adapter_config.json"]
+
+
 def test_pefts_product_is_ours(folder):
     """W + alpha / r * B @ A on the flat matrices of the file is the adapter's weight."""
     tensors = load_file(folder / "adapter_model.safetensors")

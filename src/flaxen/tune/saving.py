@@ -253,14 +253,15 @@ def _written(folder: Path, tensors: Mapping[str, np.ndarray], config: dict[str, 
     """Each file is the old one or the new one at every moment. Of several processes the first
     writes.
     """
-    from safetensors.numpy import save_file
+    from safetensors.numpy import save
 
     if jax.process_index() > 0:
         return folder
     folder.mkdir(parents=True, exist_ok=True)
     arrays = {f"{PREFIX}{key}": np.ascontiguousarray(x) for key, x in tensors.items()}
     aside = folder / f".{WEIGHTS}.{os.getpid()}"
-    save_file(arrays, aside, metadata={"format": "pt"})
+    # Its own `save_file` makes a file that nobody else may read.
+    aside.write_bytes(save(arrays, metadata={"format": "pt"}))
     os.replace(aside, folder / WEIGHTS)
     aside = folder / f".{CONFIG}.{os.getpid()}"
     aside.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
