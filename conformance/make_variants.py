@@ -21,7 +21,7 @@ import make_golden_pictures as pictures
 import numpy as np
 import torch
 import transformers
-from variant_keys import changed
+from variant_changes import Change, changed, possible
 
 STEPS, LENGTH = 8, 12
 Arrays = dict[str, np.ndarray]
@@ -29,7 +29,7 @@ Arrays = dict[str, np.ndarray]
 
 def built(job: dict[str, Any]) -> Any:
     """The model, with weights that keep the size of what goes in and biases away from zero."""
-    fields = changed(job["config"], [(tuple(path), value) for path, value in job["changes"]])
+    fields = changed(job["config"], job["changes"])
     config = transformers.CONFIG_MAPPING[job["model_type"]](**fields)
     # Eager attention adds Falcon's slopes twice.
     attention = "sdpa" if getattr(config, "alibi", False) is True else "eager"
@@ -60,15 +60,22 @@ def accepts(model: Any, name: str) -> bool:
     return name in inspect.signature(model.forward).parameters
 
 
-def greedy(run: Callable[..., Any], ids: torch.Tensor, mask: torch.Tensor) -> Arrays:
-    """The next tokens by full runs, and by how much each was the best."""
-    gaps = []
+def greedy(
+    run: Callable[..., Any], ids: torch.Tensor, mask: torch.Tensor, never: tuple[int, ...] = ()
+) -> Arrays:
+    """The next tokens by full runs, up to one that may never come, and by how much each was the
+    best.
+    """
+    gaps = [torch.zeros(len(ids), 0)]
     for _ in range(STEPS):
         best = run(ids, mask)[:, -1].topk(2)
-        gaps.append(best.values[:, 0] - best.values[:, 1])
+        if torch.isin(best.indices[:, 0], torch.tensor(never, dtype=torch.long)).any():
+            break
+        gaps.append(best.values[:, :1] - best.values[:, 1:])
         ids = torch.cat([ids, best.indices[:, :1]], 1)
         mask = torch.cat([mask, torch.ones_like(mask[:, :1])], 1)
-    return {"gen/tokens": ids.numpy(), "gen/gaps": torch.stack(gaps, 1).numpy()}
+    gaps = torch.cat(gaps, 1).numpy()
+    return {"gen/tokens": ids.numpy(), "gen/gaps": gaps} if gaps.size else {}
 
 
 def texts(model: Any, seed: int, rows: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
@@ -187,8 +194,12 @@ def seeing(model: Any, seed: int) -> Arrays:
     told = {f"in/{k}": v for k, v in x.items()}
     if config.model_type not in pictures.GRIDS:
         told["in/position_ids"] = positions(mask).numpy()
-    return told | as_arrays({"out/logits": run(ids, mask)}) | greedy(run, ids, mask)
+    # A token that stands for a picture would ask for one more.
+    places = tuple(n for name in PLACES if (n := getattr(config, name, None)) is not None)
+    return told | as_arrays({"out/logits": run(ids, mask)}) | greedy(run, ids, mask, places)
 
+
+PLACES = ("image_token_id", "video_token_id")
 
 KINDS = {
     "causal": causal,
@@ -223,18 +234,20 @@ def made(job: dict[str, Any], folder: Path) -> None:
 
 def attempts(job: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The job as it was done: without those changes that Transformers has no model for."""
-    job = {**job, "changes": list(job["changes"]), "impossible": []}
-    while True:
-        try:
-            made(job, folder)
-            return {**job, "folder": str(folder)}
-        except Exception as error:  # whatever a model of theirs may raise
-            why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            if not job["changes"]:
-                return {**job, "failed": why}
-            named = [i for i, (path, _) in enumerate(job["changes"]) if path[-1] in why]
-            change = job["changes"].pop(named[0] if named else -1)
-            job["impossible"].append([".".join(change[0]), change[1], why])
+    changes = [(tuple(path), value) for path, value in job["changes"]]
+    kept, left = possible(changes, lambda changes: failure(job, changes, folder))
+    why = failure(job, kept, folder)
+    told = {**job, "changes": kept, "impossible": left, "folder": str(folder)}
+    return told if why is None else {**told, "failed": why}
+
+
+def failure(job: dict[str, Any], changes: list[Change], folder: Path) -> str | None:
+    """What Transformers says of a model with these changes, if it has none."""
+    try:
+        made({**job, "changes": changes}, folder)
+    except Exception as error:  # whatever a model of theirs may raise
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return None
 
 
 def main(jobs: str, place: str) -> None:

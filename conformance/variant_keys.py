@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from random import Random
 from typing import Any
 
+from variant_changes import Change, Path
 from variant_sizes import (
     EXPERTS,
     HEADS,
@@ -21,7 +22,6 @@ from variant_sizes import (
 
 Draw = Callable[[Random, Any, Config], Any]
 Fits = Callable[[Any, Config], bool]
-Path = tuple[str, ...]
 
 STAYS = re.compile(
     r"_.*|.*(dropout|pdrop|layerdrop|drop_path).*|.*(token_id|token_index|_tokens|_ids|_coef)"
@@ -36,6 +36,13 @@ STAYS = re.compile(
 )
 """Keys of training, of tokens and of other heads, and those that nothing is computed with."""
 
+DERIVED = {
+    "pixtral": {"head_dim"},
+    "deepseek_v2": {"head_dim", "qk_head_dim"},
+    "deepseek_v3": {"head_dim", "qk_head_dim"},
+}
+"""Keys that a class makes of others, whatever it is given."""
+
 ACTS = ("gelu", "silu", "relu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "tanh", "relu2")
 
 
@@ -44,13 +51,13 @@ def one_of(*values: Any) -> Draw:
 
 
 def heads_fit(heads: Any, config: Config) -> bool:
-    """Of equal and even size, unless the config says how large they are."""
+    """Heads of equal and even size; or of the one that the config says, which some classes let be
+    only where they could be of equal size.
+    """
     if "n_groups" in config:
         return state_fits(heads, config)
-    if config.get("head_dim") or config.get("d_kv"):
-        return True
-    width = first(config, WIDTHS)
-    return not width or (width % heads == 0 and width // heads % 2 == 0)
+    width, told = first(config, WIDTHS), config.get("head_dim") or config.get("d_kv")
+    return not width or (width % heads == 0 and bool(told or width // heads % 2 == 0))
 
 
 def heads(rng: Random, old: Any, config: Config) -> Any:
@@ -223,15 +230,16 @@ def draws(config: Mapping[str, Any]) -> dict[str, tuple[Draw, Fits]]:
 
 def parts(config: Mapping[str, Any], above: Path = ()) -> Iterator[tuple[Path, Config]]:
     """A config and those inside it, each with its path."""
-    yield above, dict(config)
+    derived = DERIVED.get(config.get("model_type", ""), ())
+    yield above, {key: value for key, value in config.items() if key not in derived}
     for key, value in config.items():
         if key.endswith("_config") and isinstance(value, dict):
             yield from parts(value, (*above, key))
 
 
-def varied(config: Config, chosen: set[Path], rng: Random) -> list[tuple[Path, Any]]:
+def varied(config: Config, chosen: set[Path], rng: Random) -> list[Change]:
     """The chosen keys with other values, and whatever does not fit to these."""
-    changes: list[tuple[Path, Any]] = []
+    changes: list[Change] = []
     for above, now in parts(config):
         for key, (draw, fits) in draws(now).items():
             old = now[key]
@@ -252,7 +260,7 @@ EQUAL: list[tuple[Path, Path, str]] = [
 """Widths that are those of another part, where the vision config has the last key."""
 
 
-def joined(config: Config, changes: list[tuple[Path, Any]]) -> list[tuple[Path, Any]]:
+def joined(config: Config, changes: list[Change]) -> list[Change]:
     """The changes, and those that parts make in each other."""
     vision, found = config.get("vision_config") or {}, dict(changes)
     for (side, key), (other, width), sign in EQUAL:
@@ -263,7 +271,7 @@ def joined(config: Config, changes: list[tuple[Path, Any]]) -> list[tuple[Path, 
     return list(found.items())
 
 
-def variants(config: Config, count: int, rng: Random) -> list[list[tuple[Path, Any]]]:
+def variants(config: Config, count: int, rng: Random) -> list[list[Change]]:
     """Changes of `count` variants: each key that may vary does so in one of them at least."""
     paths = [(*above, key) for above, now in parts(config) for key in draws(now)]
     rng.shuffle(paths)
@@ -272,11 +280,3 @@ def variants(config: Config, count: int, rng: Random) -> list[list[tuple[Path, A
         for i in range(count)
     ]
     return [joined(config, varied(config, keys, rng)) for keys in chosen]
-
-
-def changed(config: Config, changes: list[tuple[Path, Any]]) -> Config:
-    """The config with these changes."""
-    made = dict(config)
-    for (key, *rest), value in changes:
-        made[key] = changed(made.get(key) or {}, [(tuple(rest), value)]) if rest else value
-    return made

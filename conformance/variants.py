@@ -25,8 +25,8 @@ from typing import Any
 
 import numpy as np
 from variant_bases import Base, bases
-from variant_keys import Path as KeyPath
-from variant_keys import changed, variants
+from variant_changes import Change, changed, possible
+from variant_keys import DERIVED, variants
 
 ROOT = Path(__file__).parents[1]
 BOUND = 2e-5
@@ -38,7 +38,6 @@ MARGIN = 1e-3
 FEW = 3
 """So many bases are each varied in all of their keys."""
 
-Change = tuple[KeyPath, Any]
 Row = dict[str, Any]
 
 
@@ -88,7 +87,7 @@ def job(model_type: str, number: int, base: Base, count: int, seed: int) -> Row:
     dealt = variants(whole, count, Random(f"{base.architecture} {whole} {seed}"))
     several = len(bases(model_type))
     part = dealt[(number if several > FEW else number // several) % count]
-    changes, refused = accepted(model_type, base, part)
+    changes, refused = possible(part, lambda changes: refusal(model_type, base, changes))
     return {
         "name": f"{model_type}.{number}",
         "model_type": model_type,
@@ -125,27 +124,13 @@ SAID = ("head_dim", "mamba_d_head", "rope_parameters")
 
 def explicit(config: dict[str, Any], whole: dict[str, Any]) -> dict[str, Any]:
     """A config that says what its class would else make of keys that are about to change."""
-    said = {k: whole[k] for k in SAID if whole.get(k) and "qk_rope_head_dim" not in whole}
+    derived = DERIVED.get(whole.get("model_type", ""), ())
+    said = {k: whole[k] for k in SAID if whole.get(k) and k not in derived}
     older = OLDER if "rope_parameters" in said else ()
     inner = {
         k: explicit(v, whole[k]) for k, v in config.items() if k.endswith("_config") and whole[k]
     }
     return {k: v for k, v in config.items() if k not in older} | said | inner
-
-
-def accepted(
-    model_type: str, base: Base, changes: list[Change]
-) -> tuple[list[Change], list[list[Any]]]:
-    """Those changes that we have a model for, and the others, each with the reason."""
-    refused: list[list[Any]] = []
-    while (why := refusal(model_type, base, changes)) is not None:
-        without = [[c for c in changes if c is not one] for one in changes]
-        alone = [i for i, w in enumerate(without) if refusal(model_type, base, w) is None]
-        named = [i for i, (path, _) in enumerate(changes) if path[-1] in why]
-        i = next(iter([*(i for i in alone if i in named), *alone, *named]), len(changes) - 1)
-        (path, value), changes = changes[i], without[i]
-        refused.append([".".join(path), value, why])
-    return changes, refused
 
 
 def refusal(model_type: str, base: Base, changes: list[Change]) -> str | None:
@@ -162,6 +147,8 @@ def refusal(model_type: str, base: Base, changes: list[Change]) -> str | None:
 
 def compared(jobs: list[Row], python: str) -> Iterator[Row]:
     """Torch makes the next variant while one is looked at."""
+    import jax
+
     with tempfile.TemporaryDirectory() as place:
         file = Path(place) / "jobs.json"
         file.write_text(json.dumps(jobs))
@@ -175,6 +162,7 @@ def compared(jobs: list[Row], python: str) -> Iterator[Row]:
             job = json.loads(text)
             told = {k: job[k] for k in ("name", "architecture", "changes", "refused", "impossible")}
             yield told | ({"failed": job["failed"]} if "failed" in job else measured(job))
+            jax.clear_caches()
         if made.wait():
             raise SystemExit(f"{python} failed; see above.")
 
@@ -182,6 +170,7 @@ def compared(jobs: list[Row], python: str) -> Iterator[Row]:
 def measured(job: Row) -> Row:
     """The largest error, and how many greedy tokens are right; or what went wrong."""
     import flaxen
+    from flaxen.core.errors import InputError
 
     with np.load(Path(job["folder"]) / "arrays.npz") as file:
         arrays = {key: file[key] for key in file.files}
@@ -194,6 +183,8 @@ def measured(job: Row) -> Row:
         row: Row = {"error": max(errors.values()), "bound": WIDER.get(job["model_type"], BOUND)}
         if new:
             row["right"], row["sure"] = tokens(model, given, new)
+    except InputError as refusal:
+        return {"unable": str(refusal)}
     except Exception as problem:  # a variant must not end the others
         return {"wrong": f"{type(problem).__name__}: {str(problem)[:400]}"}
     if not row["error"] <= row["bound"] or row.get("right") != row.get("sure"):
@@ -233,7 +224,7 @@ def line(row: Row) -> str:
         said = f"{row['error']:.1e}"
         said += f", {row['right']} of {row['sure']} tokens" if "sure" in row else ""
     else:
-        said = ""
+        said = f"refused: {row['unable']}" if "unable" in row else ""
     said += f"  WRONG {row['wrong']}" if "wrong" in row else ""
     keys = ", ".join(f"{'.'.join(path)}={value!r}" for path, value in row["changes"])
     lines = [f"{row['name']:28} {said}\n    {row['architecture']}: {keys}"]
