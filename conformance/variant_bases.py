@@ -40,7 +40,7 @@ HEADS: dict[str, list[tuple[str, str]]] = {
     "vit": [("ViTModel", "vision")],
     "dinov2": [("Dinov2Model", "vision")],
     "dinov2_with_registers": [("Dinov2WithRegistersModel", "vision")],
-    "llama": [("LlamaForSequenceClassification", "encoder"), ("LlamaModel", "encoder")],
+    "llama": [("LlamaForSequenceClassification", "encoder")],
     "clip_text_model": [("CLIPTextModelWithProjection", "text_tower")],
     "clip_vision_model": [("CLIPVisionModelWithProjection", "vision")],
 }

@@ -22,9 +22,15 @@ def changed(config: Config, changes: list[Change]) -> Config:
 def possible(
     changes: list[Change], failure: Callable[[list[Change]], str | None]
 ) -> tuple[list[Change], list[list[Any]]]:
-    """As many changes as there is a model with, and the others as name, value and reason."""
-    if failure(changes) is None:
+    """As many changes as there is a model with, and the others as name, value and reason: one at
+    fault, or those that do not fit to the others, one after another.
+    """
+    if (why := failure(changes)) is None:
         return changes, []
+    named = sorted(range(len(changes)), key=lambda i: changes[i][0][-1] not in why)
+    for i, (path, value) in ((i, changes[i]) for i in named):
+        if failure(without := changes[:i] + changes[i + 1 :]) is None:
+            return without, [[".".join(path), value, why]]
     kept, left, reasons = [], list(changes), {}
     for _ in range(2):  # some need others that come after them
         for change in left:

@@ -144,6 +144,7 @@ def always(value: Any, config: Config) -> bool:
 RULES: list[tuple[str, Draw, Fits]] = [
     ("|".join(WIDTHS), one_of(24, 36, 48), always),
     ("head_dim|d_kv|mamba_d_head", one_of(8, 12, 16), always),
+    ("(mamba_)?expand", one_of(1, 2, 3), always),
     ("mamba_n_heads", fitted_state, state_fits),
     ("|".join((*HEADS, "decoder_attention_heads")), heads, heads_fit),
     (r"num_(key_value|kv)_heads", kv_heads, kv_fit),

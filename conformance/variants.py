@@ -47,13 +47,16 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", help="model types; default: all")
     parser.add_argument("--count", type=int, default=3, help="variants of each")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", help="a folder for the variants; default: one that is removed")
     parser.add_argument("--json", action="store_true", help="a line of JSON for each variant")
     args = parser.parse_args()
     prepare()
     rows = []
-    for row in compared(jobs(args.only, args.count, args.seed), args.torch):
-        rows.append(row)
-        print(json.dumps(row) if args.json else line(row), flush=True)
+    with tempfile.TemporaryDirectory() as place:
+        place = Path(args.keep or place)
+        for row in compared(jobs(args.only, args.count, args.seed), args.torch, place):
+            rows.append(row)
+            print(json.dumps(row) if args.json else line(row), flush=True)
     return told(rows, args.json)
 
 
@@ -145,26 +148,26 @@ def refusal(model_type: str, base: Base, changes: list[Change]) -> str | None:
     return None
 
 
-def compared(jobs: list[Row], python: str) -> Iterator[Row]:
+def compared(jobs: list[Row], python: str, place: Path) -> Iterator[Row]:
     """Torch makes the next variant while one is looked at."""
     import jax
 
-    with tempfile.TemporaryDirectory() as place:
-        file = Path(place) / "jobs.json"
-        file.write_text(json.dumps(jobs))
-        made = subprocess.Popen(
-            [python, str(ROOT / "conformance" / "make_variants.py"), str(file), place],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert made.stdout is not None
-        for text in made.stdout:
-            job = json.loads(text)
-            told = {k: job[k] for k in ("name", "architecture", "changes", "refused", "impossible")}
-            yield told | ({"failed": job["failed"]} if "failed" in job else measured(job))
-            jax.clear_caches()
-        if made.wait():
-            raise SystemExit(f"{python} failed; see above.")
+    place.mkdir(parents=True, exist_ok=True)
+    file = place / "jobs.json"
+    file.write_text(json.dumps(jobs))
+    made = subprocess.Popen(
+        [python, str(ROOT / "conformance" / "make_variants.py"), str(file), str(place)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert made.stdout is not None
+    for text in made.stdout:
+        job = json.loads(text)
+        told = {k: job[k] for k in ("name", "architecture", "changes", "refused", "impossible")}
+        yield told | ({"failed": job["failed"]} if "failed" in job else measured(job))
+        jax.clear_caches()
+    if made.wait():
+        raise SystemExit(f"{python} failed; see above.")
 
 
 def measured(job: Row) -> Row:
