@@ -25,7 +25,8 @@ def possible(
     """As many changes as there is a model with, and the others as name, value and reason: one at
     fault, or those that do not fit to the others, one after another.
     """
-    if (why := failure(changes)) is None:
+    why = failure(changes)
+    if why is None:
         return changes, []
     named = sorted(range(len(changes)), key=lambda i: changes[i][0][-1] not in why)
     for i, (path, value) in ((i, changes[i]) for i in named):

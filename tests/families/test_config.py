@@ -334,7 +334,7 @@ def test_an_absurd_number_of_heads_or_channels_is_refused(name, key, value, word
 @pytest.mark.parametrize(
     ("name", "change", "words"),
     [
-        ("llama", {"intermediate_size": -4}, "intermediate_size=-4; expected 1 or more"),
+        ("llama", {"intermediate_size": -4}, "intermediate_size=-4; expected 0 or more"),
         ("gpt2", {"n_inner": -4}, "up_proj.weight would have -4 mlp"),
         ("bert", {"max_position_embeddings": 0}, "embed_positions.weight would have 0 positions"),
         ("mamba", {"intermediate_size": 1.5}, "would have .*1.5 mlp"),
@@ -366,6 +366,18 @@ def test_an_absurd_number_of_heads_or_channels_is_refused(name, key, value, word
 def test_sizes_of_which_there_is_no_model_are_refused(name, change, words):
     with pytest.raises(ConfigError, match=words):
         abstract_module(hf_config(golden.case(name).config | change))
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("bart", {"no_repeat_ngram_size": 0}),
+        ("granitemoeshared", {"shared_intermediate_size": 0}),
+        ("bert", {"chunk_size_feed_forward": 0}),
+    ],
+)
+def test_sizes_that_may_be_zero_are_no_fault(name, more):
+    abstract_module(hf_config(golden.case(name).config | more))
 
 
 def test_a_config_may_have_labels_by_number():
