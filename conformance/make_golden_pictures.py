@@ -40,14 +40,16 @@ def pictures(config: Any) -> tuple[dict[str, np.ndarray], list[int]]:
     if v.model_type in SIZED:
         merge, p = getattr(config, "spatial_merge_size", 1), v.patch_size
         grid = np.array([[6, 4], [4, 2]], np.int32)
-        given = {"pixel_values": pixels(2, 3, 6 * p, 4 * p), "image_sizes": grid * p}
+        given = {"pixel_values": pixels(2, v.num_channels, 6 * p, 4 * p), "image_sizes": grid * p}
         return given, (grid.prod(1) // merge**2).tolist()
     count = (v.image_size // v.patch_size) ** 2
     if config.model_type == "gemma3":
         count = config.mm_tokens_per_image
     if getattr(config, "vision_feature_select_strategy", "") == "full":
         count += v.model_type == "clip_vision_model"
-    return {"pixel_values": pixels(2, 3, v.image_size, v.image_size)}, [count, count]
+    elif config.model_type == "llava":
+        count -= v.model_type != "clip_vision_model"
+    return {"pixel_values": pixels(2, v.num_channels, v.image_size, v.image_size)}, [count, count]
 
 
 def seeing_inputs(config: Any) -> dict[str, np.ndarray]:

@@ -334,7 +334,8 @@ def test_an_absurd_number_of_heads_or_channels_is_refused(name, key, value, word
 @pytest.mark.parametrize(
     ("name", "change", "words"),
     [
-        ("llama", {"intermediate_size": -4}, "gate_proj.weight would have -4 mlp"),
+        ("llama", {"intermediate_size": -4}, "intermediate_size=-4; expected 0 or more"),
+        ("gpt2", {"n_inner": -4}, "up_proj.weight would have -4 mlp"),
         ("bert", {"max_position_embeddings": 0}, "embed_positions.weight would have 0 positions"),
         ("mamba", {"intermediate_size": 1.5}, "would have .*1.5 mlp"),
         ("mamba", {"conv_kernel": 0}, "conv_kernel=0; expected 1 or more"),
@@ -344,11 +345,39 @@ def test_an_absurd_number_of_heads_or_channels_is_refused(name, key, value, word
         ("bamba", {"mamba_n_groups": 3}, "heads cannot be shared evenly among 3 groups"),
         ("qwen3_next", {"linear_num_value_heads": 3}, "3 value heads cannot .* among 2 key heads"),
         ("qwen2_5_vl", {"vision_config": {"depth": 10**9}}, "depth=1000000000; expected at most"),
+        ("mamba2", {"chunk_size": 0}, "chunk_size=0; expected 1 or more"),
+        ("bamba", {"mamba_chunk_size": -2}, "mamba_chunk_size=-2; expected 1 or more"),
+        ("minimax", {"block_size": 0}, "block_size=0; expected 1 or more"),
+        ("deepseek_v3", {"q_lora_rank": 0}, "q_lora_rank=0; expected 1 or more"),
+        ("glm4_moe", {"n_group": 0}, "n_group=0; expected 1 or more"),
+        ("llava_pixtral", {"vision_config": {"patch_size": 0}}, "patch_size=0; expected 1 or more"),
+        ("qwen2_vl", {"vision_config": {"spatial_merge_size": 0}}, "spatial_merge_size=0"),
+        (
+            "llama4_text",
+            {"attention_chunk_size": -1},
+            "attention_chunk_size=-1; expected 1 or more",
+        ),
+        ("mistral", {"sliding_window": -1}, "of -1 tokens shows nothing; expected 1 or more"),
+        ("gpt_neo", {"window_size": 0}, "window_size=0; expected 1 or more"),
+        ("t5", {"relative_attention_num_buckets": 2}, "expected 4 buckets or more"),
+        ("umt5", {"relative_attention_max_distance": 16}, "more than half as many"),
     ],
 )
 def test_sizes_of_which_there_is_no_model_are_refused(name, change, words):
     with pytest.raises(ConfigError, match=words):
         abstract_module(hf_config(golden.case(name).config | change))
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("bart", {"no_repeat_ngram_size": 0}),
+        ("granitemoeshared", {"shared_intermediate_size": 0}),
+        ("bert", {"chunk_size_feed_forward": 0}),
+    ],
+)
+def test_sizes_that_may_be_zero_are_no_fault(name, more):
+    abstract_module(hf_config(golden.case(name).config | more))
 
 
 def test_a_config_may_have_labels_by_number():

@@ -40,6 +40,13 @@ def test_a_config_that_is_not_followed_is_refused(name, change, says):
         abstract_module(hf_config(config))
 
 
+def test_a_window_that_no_layer_has_and_labels_of_another_loss_change_nothing():
+    config = encoder_cases.case("modernbert/bare").config | {"layer_types": ["full_attention"] * 4}
+    more = {"local_attention": 6, "sparse_pred_ignore_index": -1}
+    plain, other = (abstract_module(hf_config(config | x))[0] for x in ({}, more))
+    assert plain == other
+
+
 @pytest.mark.parametrize("name", encoder_cases.names())
 def test_keys_of_other_heads_change_nothing(name):
     config = encoder_cases.case(name).config

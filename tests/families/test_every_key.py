@@ -70,8 +70,14 @@ QUIET = {
     "biogpt": {"layer_norm_eps"},
     # How fresh positions are drawn; the file holds them.
     "distilbert": {"sinusoidal_pos_embds"},
-    # A token of texts, in which order a kernel adds, and how fresh weights are drawn.
-    "modernbert": {"cls_token_id", "deterministic_flash_attn", "initializer_cutoff_factor"},
+    # A token of texts, in which order a kernel adds, and how fresh weights are drawn; and labels
+    # that only a sparse loss, which is refused, leaves out.
+    "modernbert": {
+        "cls_token_id",
+        "deterministic_flash_attn",
+        "initializer_cutoff_factor",
+        "sparse_pred_ignore_index",
+    },
 }
 # A fixed `alpha` takes the place of the factor; without `position_embedding_type` nothing turns.
 QUIET["hunyuan_v1_dense"] |= {"rope_parameters.factor"}

@@ -84,3 +84,15 @@ def test_positions_of_another_number_of_axes_are_refused(fields, shape):
 def test_sections_share_out_all_pairs(sections):
     with pytest.raises(ConfigError, match="mrope_section is .*8 pairs"):
         made(mrope_section=sections)
+
+
+@pytest.mark.parametrize("size", [6, 8, 10])
+def test_even_frequencies_turn_with_rows_and_odd_ones_with_columns(size):
+    """Pixtral's, also of an odd number of pairs."""
+    turn = rope({"rope_type": "axial_in_turns", "rope_theta": 1e4}, size, 0)
+    cos, sin = turn.tables(jnp.array([[[3, 5]], [[7, 2]]]))
+    inv = 1e4 ** (-np.arange(0, size, 2) / size)
+    row, column = np.array([[3.0], [5.0]]), np.array([[7.0], [2.0]])
+    angle = np.concatenate([row * inv[::2], column * inv[1::2]], -1)
+    np.testing.assert_allclose(cos[0], np.cos(angle), atol=1e-6)
+    np.testing.assert_allclose(sin[0], np.sin(angle), atol=1e-6)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from flaxen.attention.settings import AttentionSettings
+from flaxen.core.errors import ConfigError
 from flaxen.core.tree import module, static
 from flaxen.shard import Placement
 
@@ -25,6 +26,22 @@ class Mask:
     window: int | None = None
     chunk: int | None = None
     prefix: bool = False
+
+    def __post_init__(self) -> None:
+        """
+        Raises:
+            ConfigError: a window or a piece in which a token would not even see itself.
+        """
+        least = 1 if self.causal else 0
+        if self.window is not None and self.window < least:
+            raise ConfigError(
+                f"A window (sliding_window in most configs) of {self.window} tokens shows nothing; "
+                f"expected {least} or more, or null where there is none."
+            )
+        if self.chunk is not None and self.chunk < 1:
+            raise ConfigError(
+                f"attention_chunk_size is {self.chunk}; expected 1 or more, or null for one piece."
+            )
 
 
 @module

@@ -7,7 +7,7 @@ from typing import Any
 from flaxen.convert.ops import Chunk
 from flaxen.convert.transforms import WeightConverter, WeightRenaming
 from flaxen.core.errors import ConfigError
-from flaxen.families.common import rotary
+from flaxen.families.common import head_dim, rotary
 from flaxen.families.encoders import (
     HEADS,
     asked_head,
@@ -151,7 +151,13 @@ def check_older_keys(c: Any) -> None:
 
 def nomic_block(c: Any, i: int) -> PostNormBlock:
     rate = float(c.hidden_dropout_prob)
-    attn = both_ways(c, bias=False, rope=rotary(c), dropout=float(c.attention_probs_dropout_prob))
+    attn = both_ways(
+        c,
+        bias=False,
+        rope=rotary(c),
+        head_dim=head_dim(c),
+        dropout=float(c.attention_probs_dropout_prob),
+    )
     return PostNormBlock(
         self_attn=attn,
         mlp=gated_mlp(c.hidden_size, c.intermediate_size, c.hidden_act),

@@ -21,6 +21,8 @@ BOUNDS = (
     (re.compile(r".*(layers?|experts)"), None, 2048),
     (re.compile(r".*heads?|num_kv_heads|num_key_value_heads"), 1, 2**16),
     (re.compile(r"hidden_size|n_embd|d_model|d_kv|(|.*_)dim"), 1, 2**24),
+    (re.compile(r"(|.*_)((chunk|block|window|patch|merge|state)_size|groups?|rank)"), 1, None),
+    (re.compile(r"(|.*_)intermediate_size"), 0, None),
     (re.compile(r"vocab_size"), 1, None),
     (re.compile(r"num_labels"), None, 2**20),
     (re.compile(r"num_experts_per_tok|.*_kernel(_dim|_size)?|.*_d_conv"), 1, None),
@@ -29,6 +31,7 @@ BOUNDS = (
 )
 """Numbers that a model can have of what is counted: each layer, expert and label has a name, each
 head a slope, each channel of a head a frequency. The first pattern that is a whole key decides.
+Sizes of parts that may be absent can be 0.
 """
 
 

@@ -43,19 +43,20 @@ def to_labels(c: Any, axis: str = "embed", count: int | None = None) -> Linear:
 
 
 def both_ways(c: Any, **slots: Any) -> Attention:
-    """Attention of equal heads that sees both ways.
+    """Attention of equal heads that sees both ways. `head_dim` among the slots is their size;
+    without it they share the width of the stream.
 
     Raises:
         ConfigError: heads that do not share the width of the stream evenly.
     """
     width, heads = c.hidden_size, c.num_attention_heads
-    if width % heads:
+    if width % heads and "head_dim" not in slots:
         raise ConfigError(
             f"hidden_size={width} does not divide by num_attention_heads={heads}; expected heads "
             "of equal size."
         )
-    given = {"bias": True, "mask": Mask(causal=False)} | slots
-    return attention(embed=width, heads=heads, kv_heads=heads, head_dim=width // heads, **given)
+    given = {"bias": True, "mask": Mask(causal=False), "head_dim": width // heads} | slots
+    return attention(embed=width, heads=heads, kv_heads=heads, **given)
 
 
 def self_attn(c: Any, i: int) -> Attention:

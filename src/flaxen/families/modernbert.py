@@ -64,7 +64,8 @@ def norm(c: Any, axis: str = "embed") -> LayerNorm:
 
 def block(c: Any, i: int) -> Block:
     kind, rate = c.layer_types[i], float(c.attention_dropout)
-    window = c.local_attention // 2 if kind == "sliding_attention" else None
+    near = c.local_attention // 2  # read in layers that see all, too: it changes nothing there
+    window = near if kind == "sliding_attention" else None
     attn = both_ways(
         c,
         bias=bool(c.attention_bias),
@@ -132,6 +133,12 @@ def modernbert(c: Any) -> Encoder:
         c.get(key)
     for key in ("cls_token_id", "layer_norm_eps"):
         c.get(key)
+    if c.get("sparse_prediction"):
+        raise ConfigError(
+            "sparse_prediction is true: scores of masked tokens alone, which is not supported. Set "
+            "it to false: losses are the same."
+        )
+    c.get("sparse_pred_ignore_index")  # of these alone
     head = asked_head(c, "ModernBert", MODERNBERT_HEADS, OTHERS)
     slots = {"embed_norm": norm(c), "norm": norm(c), "embed_positions": None}
     return encoder(c, head, block, **slots, dropout=float(c.embedding_dropout))

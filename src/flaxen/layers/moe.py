@@ -174,8 +174,13 @@ def moe(
 
     The file has one tensor for each expert: `experts` stands in its name, not in its shape. `slots`
     are the other fields of the `kind` of experts.
+
+    Raises:
+        ConfigError: a router that would choose more experts than there are, or among groups that
+        there cannot be.
     """
     ACTIVATIONS[act]
+    gate.check()
     E, D = {"experts": gate.weight.axes["experts"]}, {"embed": gate.weight.axes["embed"]}
     F = {"mlp": mlp}
 

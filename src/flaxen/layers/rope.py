@@ -86,7 +86,8 @@ class Rope:
         if self.kind == "axial":
             angle = by_row_and_column(angle)
         elif self.kind == "axial_in_turns":
-            angle = in_sections(angle, (angle.shape[-1] // 2,) * 2)
+            columns = angle.shape[-1] // 2  # of an odd number of pairs, rows turn one more
+            angle = in_sections(angle, (angle.shape[-1] - columns, columns))
         elif self.axes == 3:
             mix = in_turns if self.get("mrope_interleaved") else in_sections
             angle = mix(angle, self["mrope_section"])

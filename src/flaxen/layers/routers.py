@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from flaxen.core.dot import dot
+from flaxen.core.errors import ConfigError
 from flaxen.core.tree import buffer, module, param, static
 from flaxen.layers.listening import tell
 
@@ -34,6 +35,20 @@ class Router:
 
     def scores(self, x: jax.Array) -> jax.Array:
         return dot(x.astype(jnp.promote_types(x.dtype, jnp.float32)), self.weight)
+
+    def check(self) -> None:
+        """Of an abstract router: whether there is such a choice.
+
+        Raises:
+            ConfigError: naming the keys of a config that ask for another one.
+        """
+        experts = self.weight.axes["experts"]
+        if not 1 <= self.k <= experts:
+            raise ConfigError(
+                f"num_experts_per_tok (moe_k or moe_topk in some configs) is {self.k} and there "
+                f"are {experts} experts; expected from 1 to {experts}. Lower it, or correct the "
+                "number of experts."
+            )
 
 
 @module
@@ -85,6 +100,10 @@ class GroupedRouter(Router):
         weights, chosen = jax.lax.top_k(left, self.k)
         return weights * self.scale, chosen
 
+    def check(self) -> None:
+        Router.check(self)
+        _check_groups(self, 1)
+
 
 @module
 class CorrectedRouter(Router):
@@ -107,6 +126,10 @@ class CorrectedRouter(Router):
     def shares(self, weights: jax.Array) -> jax.Array:
         """The chosen scores as weights, (B, T, k)."""
         return weights
+
+    def check(self) -> None:
+        Router.check(self)
+        _check_groups(self, 2)
 
 
 @module
@@ -168,6 +191,31 @@ def _of_best_groups(
     chosen = jax.lax.top_k(ranks, best)[1]
     keep = (chosen[..., None] == jnp.arange(groups)).any(-2)
     return jnp.where(keep[..., None], grouped, instead).reshape(scores.shape)
+
+
+def _check_groups(router: GroupedRouter | CorrectedRouter, by: int) -> None:
+    """
+    Raises:
+        ConfigError: groups that are not of equal size, or hold too few experts to choose from.
+    """
+    experts, groups, best = router.weight.axes["experts"], router.groups, router.best
+    if groups < 1 or experts % groups:
+        raise ConfigError(
+            f"n_group is {groups}, which does not share {experts} experts evenly; expected a "
+            f"divisor of {experts}. Correct it, or the number of experts."
+        )
+    if not 1 <= best <= groups:
+        raise ConfigError(
+            f"topk_group is {best} and n_group is {groups}; expected topk_group from 1 to "
+            f"{groups}. Lower it, or raise n_group."
+        )
+    each = experts // groups
+    if each < by or router.k > best * each:
+        raise ConfigError(
+            f"n_group={groups} leaves {each} experts in a group and topk_group={best} leaves "
+            f"{best * each} to choose from; expected {by} or more in a group, and as many to "
+            f"choose from as num_experts_per_tok={router.k}. Lower n_group or raise topk_group."
+        )
 
 
 def router(embed: int, experts: int, k: int, *, normalised: bool) -> Router:
