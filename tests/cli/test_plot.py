@@ -40,6 +40,8 @@ def test_several_metrics_become_a_picture_and_json(runs, capsys):
         (["a", "--output", "c.gif"], "ends in .png or .html"),
         (["absent"], "absent is no run"),
         (["a", "--metric", "los"], "Did you mean 'loss'?"),
+        (["a", "--output", "a/log.jsonl/c.html"], "c.html cannot be written: File exists"),
+        (["a", "--output", "a/log.jsonl/c.png"], "c.png cannot be written: File exists"),
     ],
 )
 def test_a_mistake_is_one_line_and_writes_nothing(given, said, runs, capsys):

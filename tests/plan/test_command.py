@@ -106,6 +106,13 @@ def test_what_cannot_be_planned_is_an_error_of_its_own(arguments, message, capsy
     assert message in " ".join(capsys.readouterr().err.split())
 
 
+def test_rows_longer_than_the_positions_of_a_model_are_refused(tmp_path, capsys):
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2", "n_layer": 1, "n_embd": 12}')
+    assert main(["plan", str(tmp_path), *ON_V5P]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "has 4096 tokens, but this model has positions for 1024; say --seq" in said
+
+
 def test_a_folder_without_a_config_is_refused(tmp_path, capsys):
     assert main(["plan", str(tmp_path), *ON_V5P]) == 2
     assert "config.json" in capsys.readouterr().err

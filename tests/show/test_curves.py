@@ -14,6 +14,7 @@ from flaxen.core.errors import InputError
 from flaxen.show import curves_page, curves_picture
 from flaxen.show.curve_page import HEIGHT, ticks
 from flaxen.show.curves import MOST, open_runs, panels, summary
+from flaxen.show.plot import colour
 
 
 def write(folder, rows, end=""):
@@ -183,3 +184,22 @@ def test_a_picture_is_a_png(two, tmp_path):
     assert curves_picture(panels(open_runs(two)), target, "step", log_y=True) == target
     assert target.read_bytes().startswith(b"\x89PNG")
     assert [p.name for p in target.parent.iterdir()] == ["c.png"]
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, "[" * 100_000])
+def test_a_line_that_no_reader_takes_is_named(number, tmp_path):
+    write(tmp_path / "a", steps(2), end='{"step": 3, "loss": ' + number + "}\n")
+    with pytest.raises(InputError, match=r"log\.jsonl:3 is .* expected a JSON object"):
+        open_runs([tmp_path / "a"])
+
+
+def test_only_line_feeds_end_a_line(tmp_path):
+    end = '{"step": 3, "loss": 1.0, "text": "a\u2028b\x85c"}\n'
+    write(tmp_path / "a", steps(2), end=end)
+    assert [row["step"] for row in open_runs([tmp_path / "a"])[0].rows] == [1, 2, 3]
+
+
+def test_twenty_runs_have_twenty_colours():
+    found = [colour(run) for run in range(20)]
+    assert len(set(found)) == 20
+    assert all(re.fullmatch("#[0-9a-f]{6}", one) for one in found)

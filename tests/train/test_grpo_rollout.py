@@ -121,6 +121,7 @@ def test_conversations_are_asked_and_answered_in_messages():
         (lambda prompts: [1.0] * 3, "gave 3 rewards for 16 completions"),
         (lambda prompts: ["1"] * 16, "gave '1' for completion 0; expected a finite number"),
         (lambda prompts: [0.0] * 15 + [np.inf], "gave inf for completion 15"),
+        (lambda prompts: [10**400] * 16, "gave 1000+ for completion 0"),
         (lambda prompts: 1 / 0, "failed: ZeroDivisionError: division by zero"),
         (lambda prompts: None, "failed: TypeError"),
     ],

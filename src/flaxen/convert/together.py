@@ -42,8 +42,8 @@ class Processes(Alone):
 
 
 @contextlib.contextmanager
-def agreed(team: Alone) -> Iterator[None]:
-    """A step that all processes do; when one of them fails, all do.
+def agreed(team: Alone, what: str = "save") -> Iterator[None]:
+    """A step that all processes do; when one of them fails, all do. what: it is, for errors.
 
     Raises:
         CheckpointError: another process failed; says which one, and why.
@@ -55,7 +55,7 @@ def agreed(team: Alone) -> Iterator[None]:
         raise
     for index, problem in enumerate(team.gather("")):
         if problem:
-            raise CheckpointError(f"Process {index} could not save. {problem}")
+            raise CheckpointError(f"Process {index} could not {what}. {problem}")
 
 
 @contextlib.contextmanager

@@ -67,14 +67,14 @@ def read_log(log: str | os.PathLike[str]) -> list[dict[str, Any]]:
         text = Path(log).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{log} cannot be read: {error}.") from error
-    lines = text.splitlines()[: text.count("\n")]
+    lines = text.split("\n")[:-1]
     return [_row(f"{log}:{n}", line) for n, line in enumerate(lines, 1) if line.strip()]
 
 
 def _row(where: str, line: str) -> dict[str, Any]:
     try:
         found = json.loads(line)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict) or not isinstance(found.get("step"), int):
         raise InputError(
@@ -151,7 +151,8 @@ def _curves(logs: Sequence[Log], metric: str, x: str, smooth: float) -> Iterable
     for i, log in enumerate(logs):
         places = _places(log.rows, x)
         for name in (metric, f"eval_{metric}"):
-            found = [(places[j], row[name]) for j, row in enumerate(log.rows) if name in row]
+            rows = [(at, row) for at, row in zip(places, log.rows, strict=True) if name in row]
+            found = [(at, row[name]) for at, row in rows if math.isfinite(at)]
             if not found:
                 continue
             tests = not any("loss" in row for row in log.rows if name in row)

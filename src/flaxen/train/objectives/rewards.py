@@ -125,7 +125,7 @@ def _number(said: str, row: int, value: Any) -> float:
         return math.nan
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except Exception:  # a value of the user's own may raise anything
         number = math.nan
     if isinstance(value, str) or not abs(number) <= float(np.finfo(np.float32).max):
         raise RewardError(
