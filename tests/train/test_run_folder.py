@@ -12,7 +12,7 @@ from interrupted_run import SETTINGS
 from tiny_decoder import tiny
 from words import word_tokenizer
 
-from flaxen.core.errors import CheckpointError
+from flaxen.core.errors import CheckpointError, InputError
 from flaxen.families import find
 from flaxen.show import loss_picture
 from flaxen.train import train
@@ -61,6 +61,36 @@ def test_a_run_does_not_go_on_from_what_another_has_passed(tmp_path):
         pass
     with only_run(tmp_path, checkpoints, 3):
         pass
+
+
+QUICK = SETTINGS | {"lora_targets": ["q_proj"], "accumulation": 1, "steps": 4, "save_every": 0}
+
+
+def test_a_bad_document_of_a_stream_keeps_the_steps_before_it(tmp_path):
+    """512 documents are encoded together, so that one behind them comes while steps are taken."""
+    data, output = tmp_path / "a.jsonl", tmp_path / "run"
+    texts = [json.dumps({"text": "w10 w11 w12 w13 w14 w15 w16"}) + "\n" for _ in range(600)]
+    data.write_text("".join([*texts[:515], "nonsense\n"]))
+    streamed = QUICK | {"streaming": True, "shuffle_buffer": 1, "steps": 300, "output": output}
+    with pytest.raises(InputError, match=r"a\.jsonl:516: not JSON"):
+        train(tiny(), word_tokenizer(90), data, **streamed)
+    (step,) = Checkpoints(output / "checkpoints", {}).steps()
+    rows = [json.loads(line) for line in (output / "log.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == list(range(1, step + 1))
+    assert step > 100
+
+
+def test_a_finished_run_whose_log_is_gone_is_exported_again(tmp_path):
+    data = tmp_path / "a.jsonl"
+    data.write_text(json.dumps({"text": "w10 w11 w12"}) + "\n")
+    run = lambda: train(
+        tiny(), word_tokenizer(90), data, output=tmp_path / "run", resume=True, **QUICK
+    )
+    first = run()
+    first.log_path.unlink()
+    again = run()
+    assert (again.step, again.finished, again.losses) == (4, True, [])
+    assert again.picture_path is None and again.model_path.exists()
 
 
 def test_what_was_exported_is_not_replaced_by_another_run(tmp_path):

@@ -41,7 +41,7 @@ def finish(run: Run, log: Log, step: int, state: TrainState, signal: int, data: 
         )
     if log.first:
         with writing(output):
-            if importlib.util.find_spec("matplotlib"):
+            if result.losses and importlib.util.find_spec("matplotlib"):
                 files["picture_path"] = loss_picture(log.path, output / "loss.png")
             for kind in ("model", "adapter"):
                 if (folder := files.get(f"{kind}_path")) is not None:
