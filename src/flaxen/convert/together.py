@@ -41,6 +41,13 @@ class Processes(Alone):
         return [bytes(row).rstrip(b"\0").decode(errors="replace") for row in np.asarray(every)]
 
 
+def everybody() -> Alone:
+    """All processes of `jax.distributed`, or this one if it is alone."""
+    import jax
+
+    return Alone() if jax.process_count() == 1 else Processes()
+
+
 @contextlib.contextmanager
 def agreed(team: Alone, what: str = "save") -> Iterator[None]:
     """A step that all processes do; when one of them fails, all do. what: it is, for errors.

@@ -7,10 +7,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-import jax
-
 from flaxen.convert.swap import locked, writing
-from flaxen.convert.together import Alone, Processes, agreed
+from flaxen.convert.together import agreed, everybody
 from flaxen.core.errors import CheckpointError
 from flaxen.train.checkpoint import Checkpoints
 
@@ -50,7 +48,7 @@ def only_run(output: Path, checkpoints: Checkpoints, step: int) -> Iterator[None
         CheckpointError: another run is under way there, or has gone on from the checkpoint of
             `step`; or it cannot be written.
     """
-    team = Alone() if jax.process_count() == 1 else Processes()
+    team = everybody()
     with contextlib.ExitStack() as stack:
         with agreed(team, "begin"):
             if team.index == 0:
