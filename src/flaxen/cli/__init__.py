@@ -57,6 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not _joined():
             raise
         traceback.print_exc()
+        print("If another process was lost, its own output says why.", file=sys.stderr)
         status = 1
     if status in (1, 2) and _joined():
         from flaxen.shard.processes import leave
