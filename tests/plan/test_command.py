@@ -98,6 +98,7 @@ def test_without_the_tpu_compiler_it_says_what_is_missing(monkeypatch, capsys):
         ([LLAMA_8B, "--topology", "v5p:2x2x2", "--devices", "8"], "give one of them"),
         ([LLAMA_8B, "--topology", "v5p:2x2x2", "--mesh", "fsdp=3"], "3 devices"),
         ([LLAMA_8B, "--topology", "v5p:2x2x2", "--train", "some"], "train is 'some'"),
+        ([LLAMA_8B, "--topology", "v5p:2x2x2", "--hbm", "nan"], "--hbm is nan; expected GiB above"),
         ([LLAMA_8B, "--topology", "v5p:2x2x2", "--remat", "bloc"], "Did you mean 'block'"),
     ],
 )

@@ -199,6 +199,12 @@ def test_only_line_feeds_end_a_line(tmp_path):
     assert [row["step"] for row in open_runs([tmp_path / "a"])[0].rows] == [1, 2, 3]
 
 
+def test_a_place_that_is_no_number_has_no_point(tmp_path):
+    rows = [{"step": 1, "loss": 3.0, "seconds": 1.0}, {"step": 2, "loss": 2.0, "seconds": math.nan}]
+    curves = panels(open_runs([write(tmp_path / "a", rows)]), ["loss"], x="seconds")[0].curves
+    assert [(curve.x, curve.y) for curve in curves] == [([1.0], [3.0])]
+
+
 def test_twenty_runs_have_twenty_colours():
     found = [colour(run) for run in range(20)]
     assert len(set(found)) == 20

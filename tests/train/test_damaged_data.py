@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import codecs
+import datetime
 import gzip
 import json
 
 import pytest
+from objective_runs import model, records, tok
+from words import TEMPLATE, word_tokenizer
 
 from flaxen.core.errors import InputError
+from flaxen.train import TrainConfig
+from flaxen.train.data.encoding import encoded
 from flaxen.train.data.parts import parts_of
-from flaxen.train.data.records import Records, read_records
+from flaxen.train.data.prompts import Prompts, asked
+from flaxen.train.data.records import Records, found_in, read_records
+from flaxen.train.run.log import Log
+from flaxen.train.run.samples import sample_prompts
 
 LINES = "".join(json.dumps({"text": f"a w{i}"}) + "\n" for i in range(2000)).encode()
 
@@ -63,3 +71,56 @@ def test_data_that_changes_while_it_is_read_is_told(tmp_path):
     for look in (lambda: list(records), records.size, records.digest):
         with pytest.raises(InputError, match=r"a\.jsonl cannot be read: No such file"):
             look()
+
+
+def test_parquet_text_that_is_not_utf_8_is_told(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    ends, letters = b"\0\0\0\0\3\0\0\0", b"a\xff "
+    buffers = [None, pyarrow.py_buffer(ends), pyarrow.py_buffer(letters)]
+    column = pyarrow.Array.from_buffers(pyarrow.utf8(), 1, buffers)
+    parquet.write_table(pyarrow.table({"text": column}), tmp_path / "a.parquet")
+    with pytest.raises(InputError, match=r"a\.parquet: not parquet \(.*can't decode byte 0xff"):
+        texts(tmp_path)
+
+
+def test_a_dataset_that_fails_on_the_way_is_told_by_its_row(monkeypatch):
+    def rows(*_):
+        yield {"text": "a"}
+        raise ConnectionError("reset by peer")
+
+    monkeypatch.setattr("flaxen.train.data.hub.opened", rows)
+    found = found_in(parts_of("hf:owner/name"), ("text",), streaming=True)
+    assert next(found)[1] == {"text": "a"}
+    with pytest.raises(InputError, match=r"owner/name:train\[1\] cannot be read: ConnectionError"):
+        next(found)
+
+
+def test_whatever_a_template_makes_of_a_record_names_its_line():
+    chat = word_tokenizer()
+    chat.chat_template = TEMPLATE
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    with pytest.raises(InputError, match=r"a\.jsonl:1: The chat template refuses"):
+        list(encoded(chat, records({"messages": turns, "tools": "search"})))
+    chat.chat_template = "{{ 1 // (messages | length - 2) }}"
+    with pytest.raises(InputError, match=r"a\.jsonl:1: The chat template refuses .*by zero"):
+        list(encoded(chat, records({"messages": turns})))
+
+
+def test_columns_of_tables_need_not_be_of_json(tmp_path):
+    """As dates of parquet, which reward functions are given as they are."""
+    of = lambda day: asked(tok(), records({"prompt": "a", "when": datetime.date(2026, 1, day)}), 8)
+    hashes = [Prompts(of(day), 0, 1, 0).fingerprint() for day in (1, 1, 2)]
+    assert hashes[0] == hashes[1] != hashes[2]
+    log = Log(tmp_path / "log.jsonl", 0)
+    log.write({"step": 1, "prompt": [{"role": "user", "when": datetime.date(2026, 1, 1)}]})
+    assert log.rows()[0]["prompt"][0]["when"] == "2026-01-01"
+
+
+def test_prompts_to_sample_end_with_line_feeds_alone(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(
+        codecs.BOM_UTF8 + '{"prompt": "a\u2028b"}\r\n{"prompt": "c"}'.encode()
+    )
+    config = TrainConfig(output="unused", sample_prompts=str(tmp_path / "a.jsonl"))
+    assert [one.text for one in sample_prompts(config, model(), tok())] == ["a\u2028b", "c"]
