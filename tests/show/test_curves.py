@@ -193,6 +193,22 @@ def test_a_line_that_no_reader_takes_is_named(number, tmp_path):
         open_runs([tmp_path / "a"])
 
 
+@pytest.mark.parametrize("value", [10**400, 1e308])
+def test_numbers_beyond_all_others_are_left_out(value, tmp_path):
+    rows = [*steps(2), {"step": 3, "loss": value}, {"step": 4, "loss": -value}]
+    drawn = panels(open_runs([write(tmp_path / "a", rows)]), ["loss"])
+    assert drawn[0].curves[0].y == [8.0, 4.0, math.inf, -math.inf]
+    assert "<path" in curves_page(drawn, "step")
+    curves_picture(drawn, tmp_path / "c.png", "step")
+
+
+def test_a_log_of_words_is_told(tmp_path):
+    with pytest.raises(InputError, match="has no number besides steps"):
+        open_runs([write(tmp_path / "a", [{"step": 1, "text": "a"}])])
+    with pytest.raises(InputError, match=r"log\.jsonl:1 is .* expected a JSON object with a step"):
+        open_runs([write(tmp_path / "b", [{"step": True, "loss": 1.0}])])
+
+
 def test_only_line_feeds_end_a_line(tmp_path):
     end = '{"step": 3, "loss": 1.0, "text": "a\u2028b\x85c"}\n'
     write(tmp_path / "a", steps(2), end=end)

@@ -19,6 +19,9 @@ AXES = ("step", "tokens", "seconds")
 USUAL = ("loss", "perplexity", "grad_norm", "lr", "tokens_per_second")
 """What is drawn unless something else is asked for."""
 
+FAR = 1e300
+"""Beyond it, nothing is drawn."""
+
 MOST = 2000
 """Points of a curve; of a longer run, each is the mean of several."""
 
@@ -76,16 +79,23 @@ def _row(where: str, line: str) -> dict[str, Any]:
         found = json.loads(line)
     except (ValueError, RecursionError):
         found = None
-    if not isinstance(found, dict) or not isinstance(found.get("step"), int):
+    if not isinstance(found, dict) or type(found.get("step")) is not int:
         raise InputError(
             f"{where} is {line[:60]!r}; expected a JSON object with a step, as runs write them "
             "into log.jsonl."
         )
     return {
-        key: value
+        key: value if key == "step" else _drawable(value)
         for key, value in found.items()
         if isinstance(value, int | float) and not isinstance(value, bool)
     }
+
+
+def _drawable(value: float) -> float:
+    """Numbers whose differences are no numbers any more count as infinite."""
+    if abs(value) > FAR:
+        return math.inf if value > 0 else -math.inf
+    return value
 
 
 def open_runs(runs: Sequence[str | os.PathLike[str]]) -> list[Log]:
@@ -110,6 +120,10 @@ def open_runs(runs: Sequence[str | os.PathLike[str]]) -> list[Log]:
     for log in logs:
         if not log.rows:
             raise InputError(f"{log.path} has no whole line yet, so there is nothing to draw.")
+        if not log.metrics():
+            raise InputError(
+                f"{log.path} has no number besides steps, so there is nothing to draw."
+            )
     return logs
 
 
