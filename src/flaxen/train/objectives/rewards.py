@@ -100,7 +100,7 @@ def _numbers(
         # A copy, so that nothing it does to them reaches the next one.
         found = function(**copy.deepcopy(_taken(function, given)))
         values = list(found)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise RewardError(f"{said} failed: {type(error).__name__}: {error}") from error
     if len(values) != rows:
         raise RewardError(
