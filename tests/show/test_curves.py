@@ -193,7 +193,7 @@ def test_a_line_that_no_reader_takes_is_named(number, tmp_path):
         open_runs([tmp_path / "a"])
 
 
-@pytest.mark.parametrize("value", [10**400, 1e308])
+@pytest.mark.parametrize("value", [10**400, 1e308], ids=["int", "float"])
 def test_numbers_beyond_all_others_are_left_out(value, tmp_path):
     rows = [*steps(2), {"step": 3, "loss": value}, {"step": 4, "loss": -value}]
     drawn = panels(open_runs([write(tmp_path / "a", rows)]), ["loss"])
