@@ -2,7 +2,8 @@
 
 FOLDER has source/ and data.jsonl. Stage `begin` does ten steps into whole/, then into killed/,
 where both processes are killed at step 6. Stage `go_on` resumes that run, then begins one in
-stopped/, of which the second process alone is told to stop.
+stopped/, of which the second process alone is told to stop, and one of which that one alone has
+data with a bad line.
 """
 
 from __future__ import annotations
@@ -57,8 +58,14 @@ def main(port: str, index: str, place: str, stage: str) -> None:
     folder = Path(place)
     together = ["--coordinator", f"127.0.0.1:{port}", "--num-processes", "2", "--process-id", index]
 
-    def train(output: str, *more: str, steps: str = "10", save_every: str = "4") -> int:
-        where = [str(folder / "source"), str(folder / "data.jsonl"), "--output"]
+    def train(
+        output: str,
+        *more: str,
+        steps: str = "10",
+        save_every: str = "4",
+        data: str = "data.jsonl",
+    ) -> int:
+        where = [str(folder / "source"), str(folder / data), "--output"]
         often = ["--steps", steps, "--save-every", save_every]
         return flaxen(["train", *where, str(folder / output), *FLAGS, *often, *together, *more])
 
@@ -71,6 +78,7 @@ def main(port: str, index: str, place: str, stage: str) -> None:
         when_at(2, folder / "stopped", signal.SIGTERM)
     code = train("stopped", steps="1000", save_every="0")
     (folder / f"stopped-{index}.json").write_text(json.dumps(code))
+    train("bad", data="bad.jsonl" if index == "1" else "data.jsonl")
 
 
 if __name__ == "__main__":

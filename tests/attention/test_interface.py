@@ -22,7 +22,7 @@ from flaxen.attention import (
     choose,
     from_hf_function,
 )
-from flaxen.models.causal import chunk_slots
+from flaxen.layers.positions import chunk_slots
 
 MASKS = dict(np.load(Path(__file__).parents[1] / "data" / "unit" / "masks.npz"))
 KINDS = {

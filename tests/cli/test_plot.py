@@ -47,6 +47,8 @@ def test_a_run_without_the_metric_says_so(runs, capsys):
         (["absent"], "absent is no run: it is not there"),
         (["."], "it has no log.jsonl"),
         (["a", "--metric", "los"], "Did you mean 'loss'?"),
+        (["a", "--output", "a/log.jsonl/c.html"], "c.html cannot be written: File exists"),
+        (["a", "--output", "a/log.jsonl/c.png"], "c.png cannot be written: File exists"),
     ],
 )
 def test_a_mistake_is_one_line_and_writes_nothing(given, said, runs, capsys):

@@ -107,12 +107,20 @@ def test_without_the_tpu_compiler_it_says_what_is_missing(monkeypatch, capsys):
         ([LLAMA_8B, "--topology", "v5p:2x2x2", "--devices", "8"], "give one of them"),
         ([LLAMA_8B, "--topology", "v5p:2x2x2", "--mesh", "fsdp=3"], "3 devices"),
         ([LLAMA_8B, "--topology", "v5p:2x2x2", "--train", "some"], "train is 'some'"),
+        ([LLAMA_8B, "--topology", "v5p:2x2x2", "--hbm", "nan"], "--hbm is nan; expected GiB above"),
         ([LLAMA_8B, "--topology", "v5p:2x2x2", "--remat", "bloc"], "Did you mean 'block'"),
     ],
 )
 def test_what_cannot_be_planned_is_an_error_of_its_own(arguments, message, capsys):
     assert main(["plan", *arguments, "--no-compile"]) == 2
     assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_rows_longer_than_the_positions_of_a_model_are_refused(tmp_path, capsys):
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2", "n_layer": 1, "n_embd": 12}')
+    assert main(["plan", str(tmp_path), *ON_V5P]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "has 4096 tokens, but this model has positions for 1024; say --seq" in said
 
 
 def test_a_folder_without_a_config_is_refused(tmp_path, capsys):

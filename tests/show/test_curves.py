@@ -14,6 +14,7 @@ from flaxen.core.errors import InputError
 from flaxen.show import curves_page, curves_picture
 from flaxen.show.curve_page import HEIGHT, ticks
 from flaxen.show.curves import MOST, open_runs, panels, summary
+from flaxen.show.plot import colour
 
 
 def write(folder, rows, end=""):
@@ -189,3 +190,44 @@ def test_a_picture_is_a_png(two, tmp_path):
     assert curves_picture(panels(open_runs(two)), target, "step", log_y=True) == target
     assert target.read_bytes().startswith(b"\x89PNG")
     assert [p.name for p in target.parent.iterdir()] == ["c.png"]
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, "[" * 100_000])
+def test_a_line_that_no_reader_takes_is_named(number, tmp_path):
+    write(tmp_path / "a", steps(2), end='{"step": 3, "loss": ' + number + "}\n")
+    with pytest.raises(InputError, match=r"log\.jsonl:3 is .* expected a JSON object"):
+        open_runs([tmp_path / "a"])
+
+
+@pytest.mark.parametrize("value", [10**400, 1e308], ids=["int", "float"])
+def test_numbers_beyond_all_others_are_left_out(value, tmp_path):
+    rows = [*steps(2), {"step": 3, "loss": value}, {"step": 4, "loss": -value}]
+    drawn = panels(open_runs([write(tmp_path / "a", rows)]), ["loss"])
+    assert drawn[0].curves[0].y == [8.0, 4.0, math.inf, -math.inf]
+    assert "<path" in curves_page(drawn, "step")
+    curves_picture(drawn, tmp_path / "c.png", "step")
+
+
+def test_a_log_of_words_is_told(tmp_path):
+    with pytest.raises(InputError, match="has no number besides steps"):
+        open_runs([write(tmp_path / "a", [{"step": 1, "text": "a"}])])
+    with pytest.raises(InputError, match=r"log\.jsonl:1 is .* expected a JSON object with a step"):
+        open_runs([write(tmp_path / "b", [{"step": True, "loss": 1.0}])])
+
+
+def test_only_line_feeds_end_a_line(tmp_path):
+    end = '{"step": 3, "loss": 1.0, "text": "a\u2028b\x85c"}\n'
+    write(tmp_path / "a", steps(2), end=end)
+    assert [row["step"] for row in open_runs([tmp_path / "a"])[0].rows] == [1, 2, 3]
+
+
+def test_a_place_that_is_no_number_has_no_point(tmp_path):
+    rows = [{"step": 1, "loss": 3.0, "seconds": 1.0}, {"step": 2, "loss": 2.0, "seconds": math.nan}]
+    curves = panels(open_runs([write(tmp_path / "a", rows)]), ["loss"], x="seconds")[0].curves
+    assert [(curve.x, curve.y) for curve in curves] == [([1.0], [3.0])]
+
+
+def test_twenty_runs_have_twenty_colours():
+    found = [colour(run) for run in range(20)]
+    assert len(set(found)) == 20
+    assert all(re.fullmatch("#[0-9a-f]{6}", one) for one in found)

@@ -52,9 +52,11 @@ def losses(model, batches) -> dict[int, float]:
     return found
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gemma2", "qwen3_next"])
+@pytest.mark.parametrize("name", ["gpt2", "gemma2", "qwen3_next", "llama4_text"])
 def test_losses_of_documents_are_those_of_documents_alone(name):
-    """Positions that are learned, windows, and states that are carried from token to token."""
+    """Positions that are learned, windows, states that are carried from token to token, and queries
+    that grow with their place.
+    """
     model, settings = tiny(name), {"seq_len": SEQ_LEN, "batch_size": 2}
     together = make_batches(documents(), **settings)
     alone = make_batches(documents(), packing=False, **settings)

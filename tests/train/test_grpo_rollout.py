@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import jax
@@ -121,8 +122,10 @@ def test_conversations_are_asked_and_answered_in_messages():
         (lambda prompts: [1.0] * 3, "gave 3 rewards for 16 completions"),
         (lambda prompts: ["1"] * 16, "gave '1' for completion 0; expected a finite number"),
         (lambda prompts: [0.0] * 15 + [np.inf], "gave inf for completion 15"),
+        (lambda prompts: [10**400] * 16, "gave 1000+ for completion 0"),
         (lambda prompts: 1 / 0, "failed: ZeroDivisionError: division by zero"),
         (lambda prompts: None, "failed: TypeError"),
+        (lambda prompts: sys.exit(3), "failed: SystemExit: 3"),
     ],
 )
 def test_a_reward_that_is_none_names_its_function_and_step(reward, said: str):

@@ -197,6 +197,24 @@ def test_a_damaged_checkpoint_is_named(damage, tmp_path):
         Checkpoints(tmp_path, {}).restore(like=state)
 
 
+def test_a_checkpoint_that_says_nothing_of_itself_is_named(tmp_path):
+    state = {"weight": jnp.ones(2)}
+    (saved(tmp_path, state) / "about" / "metadata").write_text('{"format": 2}')
+    with pytest.raises(CheckpointError, match="step_00000001 does not say its settings"):
+        Checkpoints(tmp_path, {}).restore(like=state)
+
+
+def test_one_bit_of_a_weight_that_turned_is_seen(tmp_path):
+    state = {"weight": jnp.asarray(np.random.default_rng(0).normal(size=(64, 64)), jnp.float32)}
+    files = (saved(tmp_path, state) / "state" / "ocdbt.process_0" / "d").iterdir()
+    values = max(files, key=lambda file: file.stat().st_size)
+    raw = bytearray(values.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    values.write_bytes(raw)
+    with pytest.raises(CheckpointError, match="step_00000001 holds other numbers than"):
+        Checkpoints(tmp_path, {}).restore(like=state)
+
+
 def test_weights_may_change_while_a_checkpoint_is_written(tmp_path):
     """The step after it takes the memory of what is being written."""
     checkpoints = Checkpoints(tmp_path, {})

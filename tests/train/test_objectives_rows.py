@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+from types import SimpleNamespace
 
 import golden
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from objective_runs import VOCAB, Run, model, teacher
+from objective_runs import BERT, VOCAB, Run, model, records, settings, teacher, tok
 
 from flaxen.core.errors import InputError
+from flaxen.pretrained import from_config
+from flaxen.train import OBJECTIVES
 from flaxen.train.objectives.distillation import divergence
 from flaxen.train.objectives.embedding import contrasted
+from flaxen.train.run.evaluate import mean_losses
 
 TRL = json.loads((golden.DATA / "objectives.json").read_text())
 ROWS = "ForSequenceClassification"
@@ -260,6 +264,28 @@ def test_hidden_tokens_are_as_many_as_asked_and_others_in_each_step():
     for key in batch:
         np.testing.assert_array_equal(batch[key], again[key])
     assert not np.array_equal(batch["targets"], run.source.batch_at(1)["targets"])
+
+
+def test_hidden_tokens_read_as_tokens_that_the_model_has():
+    """The tokenizer may know more, which would be found only when such a one is drawn."""
+    source = Run("masked", model("bert", "ForMaskedLM"), {"text": "a b c"}).source
+    assert source.vocab == VOCAB + 1 == model("bert").module.embed_tokens.vocab_size
+    objective = OBJECTIVES["masked"](settings("masked"), tok())
+    objective.check(
+        from_config(BERT | {"vocab_size": 20, "architectures": ["BertForMaskedLM"]}).module
+    )
+    assert objective.source(tok(), records({"text": "a b c"}), 1).vocab == 20
+
+
+def test_held_out_data_of_which_nothing_was_hidden_tells_nothing():
+    """As may be with a few tokens; a mean of none is no number."""
+    run = SimpleNamespace(
+        config=SimpleNamespace(eval_batches=0),
+        runtime=model().runtime,
+        trainer=SimpleNamespace(frozen=None, evaluate=lambda *_: (0.0, {"x": 0.0}, 0.0)),
+    )
+    held_out = SimpleNamespace(per_epoch=1, batch_at=lambda _: {})
+    assert mean_losses(run, held_out, None, lambda: 0) == {}
 
 
 def test_hidden_tokens_are_found():

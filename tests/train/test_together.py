@@ -32,9 +32,10 @@ def folder(tmp_path_factory):
     texts = [" ".join(f"w{10 + (i * j) % 70}" for j in range(7)) for i in range(24)]
     lines = [json.dumps({"text": text}) + "\n" for text in texts]
     (folder / "data.jsonl").write_text("".join(lines))
+    (folder / "bad.jsonl").write_text(lines[0] + "nonsense\n")
     assert -signal.SIGKILL in both(folder, "begin")
     assert Checkpoints(folder / "killed" / "checkpoints", {}).steps() in ([4], [4, 8])
-    assert both(folder, "go_on") == [0, 0]
+    assert both(folder, "go_on") == [2, 2]
     return folder
 
 
@@ -43,10 +44,11 @@ def both(folder: Path, stage: str) -> list[int]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    started = [
-        subprocess.Popen([sys.executable, SCRIPT, str(port), str(i), folder, stage])
-        for i in range(2)
-    ]
+    started = []
+    for i in range(2):
+        command = [sys.executable, SCRIPT, str(port), str(i), folder, stage]
+        with (folder / f"{stage}-{i}.err").open("wb") as said:
+            started.append(subprocess.Popen(command, stderr=said))
     try:
         codes = [process.wait(timeout=240) for process in started]
     finally:
@@ -83,3 +85,11 @@ def test_a_signal_to_one_stops_both_at_one_step(folder):
     assert 2 <= step < 1000
     assert [number for number, *_ in losses(folder / "stopped")] == list(range(1, step + 1))
     assert not (folder / "stopped" / "model").exists()
+
+
+def test_an_error_of_one_is_told_by_both_and_ends_both(folder):
+    first, second = ((folder / f"go_on-{i}.err").read_text() for i in range(2))
+    assert "Process 1 could not begin. InputError: The training data has bad lines" in first
+    for said in (first, second):
+        assert "bad.jsonl:2: not JSON" in said
+    assert not (folder / "bad").exists()

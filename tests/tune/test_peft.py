@@ -11,6 +11,7 @@ from safetensors.numpy import load_file, save_file
 from tiny_decoder import filled, logits, tiny
 
 import flaxen
+from flaxen.adapter import relation_of
 from flaxen.core.errors import CheckpointError, ConfigError
 from flaxen.families import find
 from flaxen.tune import adapters, add_lora, load_adapter, save_adapter
@@ -181,3 +182,29 @@ def test_pissa_is_saved_as_a_plain_adapter_of_the_same_base(tmp_path):
     assert json.loads((saved / "adapter_config.json").read_text())["r"] == 8
     again = load_adapter(model.module, saved, NAMES)
     np.testing.assert_allclose(logits(model, again), logits(model, moved), atol=2e-5)
+
+
+def test_adapters_of_a_model_with_a_rank_of_its_own_come_back(tmp_path):
+    """Mamba's step sizes are; it has none of the usual projections, so that all get adapters."""
+    base = golden.write_folder(golden.case("mamba"), tmp_path / "base")
+    model = flaxen.load(base, scan_layers=False)
+    tree = filled(add_lora(model.module, rank=2, alpha=4))
+    names = relation_of(model)
+    folder = save_adapter(tree, tmp_path / "adapter", names)
+    tensors = load_file(folder / "adapter_model.safetensors")
+    key = "base_model.model.backbone.layers.1.mixer.dt_proj.lora_{}.weight"
+    assert {name.split(".")[-3] for name in tensors} == {"in_proj", "x_proj", "dt_proj", "out_proj"}
+    back = load_adapter(model.module, folder, names)
+    want, got = adapters(tree), adapters(back)
+    assert got.keys() == want.keys()
+    for path, leaf in want.items():
+        np.testing.assert_allclose(product(got[path]), product(leaf), atol=1e-6, err_msg=path)
+    (path,) = (path for path in want if path.endswith("1.mixer.dt_proj.weight"))
+    flat = 2 * tensors[key.format("B")] @ tensors[key.format("A")]
+    np.testing.assert_allclose(product(want[path]), flat, atol=1e-6)
+
+
+def product(leaf):
+    """scale * b a of a projection of one layer, flat."""
+    rank = len(leaf.a)
+    return leaf.scale * np.reshape(leaf.b, (-1, rank)) @ np.reshape(leaf.a, (rank, -1))

@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -47,8 +48,33 @@ EXTRAS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and give its exit status: 2 for what the user can mend, 130 after Ctrl-C.
 
-    With FLAXEN_TRACEBACK=1 in the environment every error comes with its traceback.
+    With FLAXEN_TRACEBACK=1 in the environment every error comes with its traceback. One of several
+    processes ends here after an error.
     """
+    try:
+        status = _status(arguments)
+    except Exception:
+        if not _joined():
+            raise
+        traceback.print_exc()
+        print("If another process was lost, its own output says why.", file=sys.stderr)
+        status = 1
+    if status in (1, 2) and _joined():
+        from flaxen.shard.processes import leave
+
+        leave(status)
+    return status
+
+
+def _joined() -> bool:
+    if "jax" not in sys.modules:
+        return False
+    from flaxen.shard.processes import joined
+
+    return joined()
+
+
+def _status(arguments: Sequence[str] | None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A file or an old terminal may be of an encoding without our marks.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -61,6 +62,8 @@ def plan(
     """
     if topology and devices:
         raise InputError("--topology and --devices both say what to compile for; give one of them.")
+    if hbm is not None and not 0 < hbm < math.inf:
+        raise InputError(f"--hbm is {hbm}; expected GiB above 0.")
     if devices is not None and devices.isdigit():
         devices = f"cpu:{devices}"
     from flaxen.plan.topology import prepare, target

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from flaxen.cli.options import Json, about
 from flaxen.cli.output import print_json, print_out, remark
 from flaxen.core.errors import InputError
+from flaxen.core.whole_file import whole_file
 
 
 def plot(
@@ -35,10 +36,13 @@ def plot(
         raise InputError(f"--output is {output!r}; expected a name that ends in .png or .html.")
     logs = open_runs(runs)
     drawn = panels(logs, metric or (), x, smooth)
-    if target.suffix == ".png":
-        curves_picture(drawn, target, x, log_y=log_y)
-    else:
-        write(target, curves_page(drawn, x, log_y=log_y))
+    try:
+        if target.suffix == ".png":
+            curves_picture(drawn, target, x, log_y=log_y)
+        else:
+            write(target, curves_page(drawn, x, log_y=log_y))
+    except OSError as error:
+        raise InputError(f"--output {output} cannot be written: {error.strerror}.") from error
     told = summary(logs, [panel.metric for panel in drawn])
     if json:
         print_json({"output": target, "runs": told})
@@ -53,6 +57,5 @@ def plot(
 def write(path: Path, text: str) -> None:
     """A file, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.partial")
-    aside.write_text(text, encoding="utf-8")
-    aside.replace(path)
+    with whole_file(path) as aside:
+        aside.write_text(text, encoding="utf-8")

@@ -76,7 +76,7 @@ def _only_writer(folder: Path) -> Iterator[Path]:
     knows what that process left.
     """
     lock = folder.with_name(f".{folder.name}.lock")
-    descriptor, sure = _locked(lock, folder)
+    descriptor, sure = locked(lock, folder)
     fresh = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
     try:
         if sure:
@@ -90,10 +90,12 @@ def _only_writer(folder: Path) -> Iterator[Path]:
         os.close(descriptor)
 
 
-def _locked(lock: Path, folder: Path) -> tuple[int, bool]:
-    """The open lock file, and whether no other process has it: not every file system can lock.
+def locked(lock: Path, folder: Path) -> tuple[int, bool]:
+    """The open lock file of a folder, and whether no other process has it: not every file system
+    can lock. The lock ends with its holder.
 
-    The lock ends with its holder.
+    Raises:
+        CheckpointError: another one writes the folder.
     """
     while True:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)

@@ -41,9 +41,16 @@ class Processes(Alone):
         return [bytes(row).rstrip(b"\0").decode(errors="replace") for row in np.asarray(every)]
 
 
+def everybody() -> Alone:
+    """All processes of `jax.distributed`, or this one if it is alone."""
+    import jax
+
+    return Alone() if jax.process_count() == 1 else Processes()
+
+
 @contextlib.contextmanager
-def agreed(team: Alone) -> Iterator[None]:
-    """A step that all processes do; when one of them fails, all do.
+def agreed(team: Alone, what: str = "save") -> Iterator[None]:
+    """A step that all processes do; when one of them fails, all do. what: it is, for errors.
 
     Raises:
         CheckpointError: another process failed; says which one, and why.
@@ -55,7 +62,7 @@ def agreed(team: Alone) -> Iterator[None]:
         raise
     for index, problem in enumerate(team.gather("")):
         if problem:
-            raise CheckpointError(f"Process {index} could not save. {problem}")
+            raise CheckpointError(f"Process {index} could not {what}. {problem}")
 
 
 @contextlib.contextmanager

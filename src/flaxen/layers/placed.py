@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flaxen.core.tree import module, static
 from flaxen.layers.attention import Attention, rotated
 from flaxen.layers.context import Context
+from flaxen.layers.positions import chunk_slots
 
 
 @module
@@ -23,7 +24,7 @@ class NormedAfterRotation(Attention):
 @module
 class Tempered(Attention):
     """Queries grow with their slot: by `growth` times the logarithm of how many `floor`s fit before
-    it, plus one (Llama 4; arXiv 2501.19399). Padding counts as slots, too.
+    it, plus one (Llama 4; arXiv 2501.19399). Padding counts as slots, too; other documents do not.
     """
 
     growth: static[float]
@@ -32,6 +33,7 @@ class Tempered(Attention):
     def placed(self, q: jax.Array, k: jax.Array, ctx: Context) -> tuple[jax.Array, jax.Array]:
         q, k = Attention.placed(self, q, k, ctx)
         first = 0 if ctx.at is None else ctx.at.slot
-        slots = (first + jnp.arange(q.shape[1])).astype(jnp.float32)
-        grown = jnp.log1p(jnp.floor((slots + 1) / self.floor)) * self.growth + 1
-        return (q * grown[:, None, None]).astype(q.dtype), k
+        slots = first + chunk_slots(q.shape[1], segments=ctx.scene.q_segments)
+        counted = (slots.astype(jnp.float32) + 1) / self.floor
+        grown = jnp.log1p(jnp.floor(counted)) * self.growth + 1
+        return (q * grown[..., None, None]).astype(q.dtype), k

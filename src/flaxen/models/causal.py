@@ -15,6 +15,7 @@ from flaxen.layers.attention import Attends
 from flaxen.layers.context import Context
 from flaxen.layers.cross_entropy import IGNORED
 from flaxen.layers.listening import listening
+from flaxen.layers.positions import chunk_slots
 from flaxen.layers.runtime import Runtime
 from flaxen.models.balance import load_balancing
 from flaxen.models.decoder import Decoder
@@ -57,23 +58,6 @@ def whole_context(
         aligned=True,
     )
     return decoder.context(positions, scene, runtime, dropout_key=dropout_key)
-
-
-def chunk_slots(
-    length: int, keep: jax.Array | None = None, segments: jax.Array | None = None
-) -> jax.Array:
-    """Slots counted from the first token of a row, and of each document, as chunks are: (T,) or
-    (B, T). keep (B, T) is False for padding.
-    """
-    index = jnp.arange(length, dtype=jnp.int32)
-    first = jnp.zeros_like(index)
-    if segments is not None:
-        begins = jnp.diff(segments, axis=1, prepend=segments[:, :1]) != 0
-        first = jax.lax.cummax(jnp.where(begins, index, 0), axis=1)
-    if keep is not None:
-        # Padding on the left stands before the first slot.
-        first = jnp.maximum(first, jnp.argmax(keep, axis=1, keepdims=True).astype(jnp.int32))
-    return index - first
 
 
 def _has(decoder: Decoder, limit: str) -> bool:

@@ -100,8 +100,16 @@ class Job:
 
         Raises:
             ConfigError: no such family, or a model that does not go on with a text.
+            PlanError: rows are longer than it has positions for.
         """
-        return _module(json.dumps(self.config, sort_keys=True))
+        found = _module(json.dumps(self.config, sort_keys=True))
+        most = found.longest()
+        if most is not None and self.seq > most:
+            raise PlanError(
+                f"A row has {self.seq} tokens, but this model has positions for {most}; say --seq "
+                f"of at most {most}."
+            )
+        return found
 
     @property
     def stored(self) -> Any:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 
 from flaxen.core.errors import ConfigError
 
@@ -43,6 +45,22 @@ def join(
             f"Nothing tells which processes there are ({error}) Give coordinator=HOST:PORT, "
             "num_processes and process_id."
         ) from error
+
+
+def joined() -> bool:
+    """Whether this process is one of several."""
+    import jax
+
+    return jax.distributed.is_initialized()
+
+
+def leave(status: int) -> None:
+    """End this process at once, as after an error that the others do not have. At its usual end it
+    would wait for them for minutes, and they for it; so they learn of it by its heartbeat.
+    """
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        stream.flush()
+    os._exit(status)
 
 
 def _check(coordinator: str, num_processes: int | None, process_id: int | None) -> None:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from flaxen.show.curves import Curve, Panel
-from flaxen.show.plot import COLOURS
+from flaxen.show.plot import colour
 
 WIDTH, HEIGHT = 640, 320
 LEFT, RIGHT, TOP, BOTTOM = 64, 12, 12, 34
@@ -59,7 +59,7 @@ def curves_page(panels: Sequence[Panel], x: str, *, log_y: bool = False) -> str:
     """The page as text."""
     labels = {c.run: c.label for panel in panels for c in reversed(panel.curves)}
     runs = "".join(
-        f"<span class='run' style='border-color:{_colour(run)}'>{html.escape(label)}</span>"
+        f"<span class='run' style='border-color:{colour(run)}'>{html.escape(label)}</span>"
         for run, label in sorted(labels.items())
     )
     title = "Curves of " + ", ".join(labels[run] for run in sorted(labels))
@@ -105,7 +105,7 @@ def _panel(panel: Panel, x: str, log_y: bool) -> str:
 
 
 def _lines(curve: Curve, across: Place, down: Place, log_y: bool) -> list[str]:
-    colour, out = _colour(curve.run), []
+    one, out = colour(curve.run), []
     drawn = [(curve.y, 0.25, 1)] if curve.smooth is not curve.y else []
     for values, opacity, width in [*drawn, (curve.smooth, 1, 2)]:
         path, pen = [], "M"
@@ -117,12 +117,12 @@ def _lines(curve: Curve, across: Place, down: Place, log_y: bool) -> list[str]:
             pen = "L"
         dashes = " stroke-dasharray='5 4'" if curve.tests else ""
         out.append(
-            f"<path d='{''.join(path)}' fill='none' stroke='{colour}' stroke-width='{width}' "
+            f"<path d='{''.join(path)}' fill='none' stroke='{one}' stroke-width='{width}' "
             f"stroke-opacity='{opacity}'{dashes}/>"
         )
     if curve.tests or len(curve.x) == 1:
         out += [
-            f"<circle cx='{across(a):.1f}' cy='{down(b):.1f}' r='3' fill='{colour}'/>"
+            f"<circle cx='{across(a):.1f}' cy='{down(b):.1f}' r='3' fill='{one}'/>"
             for a, b in _shown(curve.x, curve.y, log_y)
         ]
     return out
@@ -181,7 +181,3 @@ def _text(x: float, y: float, text: str, anchor: str) -> str:
 
 def _short(value: float) -> str:
     return f"{value:.4g}"
-
-
-def _colour(run: int) -> str:
-    return COLOURS[run % len(COLOURS)]

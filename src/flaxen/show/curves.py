@@ -20,6 +20,9 @@ USUAL = ("loss", "perplexity", "grad_norm", "lr", "tokens_per_second")
 TOLD = ("reward", "reward_std", "rewards/accuracies", "rewards/margins", "accuracy")
 """What is drawn unless something else is asked for: of every run, and of some objectives first."""
 
+FAR = 1e300
+"""Beyond it, nothing is drawn."""
+
 MOST = 2000
 """Points of a curve; of a longer run, each is the mean of several."""
 
@@ -68,25 +71,32 @@ def read_log(log: str | os.PathLike[str]) -> list[dict[str, Any]]:
         text = Path(log).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{log} cannot be read: {error}.") from error
-    lines = text.splitlines()[: text.count("\n")]
+    lines = text.split("\n")[:-1]
     return [_row(f"{log}:{n}", line) for n, line in enumerate(lines, 1) if line.strip()]
 
 
 def _row(where: str, line: str) -> dict[str, Any]:
     try:
         found = json.loads(line)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         found = None
-    if not isinstance(found, dict) or not isinstance(found.get("step"), int):
+    if not isinstance(found, dict) or type(found.get("step")) is not int:
         raise InputError(
             f"{where} is {line[:60]!r}; expected a JSON object with a step, as runs write them "
             "into log.jsonl."
         )
     return {
-        key: value
+        key: value if key == "step" else _drawable(value)
         for key, value in found.items()
         if isinstance(value, int | float) and not isinstance(value, bool)
     }
+
+
+def _drawable(value: float) -> float:
+    """Numbers whose differences are no numbers any more count as infinite."""
+    if abs(value) > FAR:
+        return math.inf if value > 0 else -math.inf
+    return value
 
 
 def open_runs(runs: Sequence[str | os.PathLike[str]]) -> list[Log]:
@@ -111,6 +121,10 @@ def open_runs(runs: Sequence[str | os.PathLike[str]]) -> list[Log]:
     for log in logs:
         if not log.rows:
             raise InputError(f"{log.path} has no whole line yet, so there is nothing to draw.")
+        if not log.metrics():
+            raise InputError(
+                f"{log.path} has no number besides steps, so there is nothing to draw."
+            )
     return logs
 
 
@@ -152,7 +166,8 @@ def _curves(logs: Sequence[Log], metric: str, x: str, smooth: float) -> Iterable
     for i, log in enumerate(logs):
         places = _places(log.rows, x)
         for name in (metric, f"eval_{metric}"):
-            found = [(places[j], row[name]) for j, row in enumerate(log.rows) if name in row]
+            rows = [(at, row) for at, row in zip(places, log.rows, strict=True) if name in row]
+            found = [(at, row[name]) for at, row in rows if math.isfinite(at)]
             if not found:
                 continue
             tests = not any("loss" in row for row in log.rows if name in row)

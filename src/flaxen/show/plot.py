@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import colorsys
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from flaxen.core.errors import InputError
+from flaxen.core.whole_file import whole_file
 from flaxen.show.curves import Curve, Panel, read_log, smoothed
 
 COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#17becf")
-"""Of runs, in turn."""
+"""Of the first runs."""
+
+
+def colour(run: int) -> str:
+    """Of a run; beyond the first ones, hues that are far from those of its neighbours."""
+    if run < len(COLOURS):
+        return COLOURS[run]
+    rgb = colorsys.hls_to_rgb(run * 0.618034 % 1, 0.4, 0.6)
+    return "#" + "".join(f"{round(255 * x):02x}" for x in rgb)
 
 
 def loss_picture(log: str | os.PathLike[str], png: str | os.PathLike[str]) -> Path:
@@ -34,10 +44,7 @@ def loss_picture(log: str | os.PathLike[str], png: str | os.PathLike[str]) -> Pa
     figure = Figure(figsize=(7, 4 * len(names)), dpi=120, layout="constrained")
     for i, name in enumerate(names):
         _measured(figure.add_subplot(len(names), 1, i + 1), rows, name)
-    png = Path(png)
-    png.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(png)
-    return png
+    return _saved(figure, Path(png))
 
 
 def _measured(axes: Any, rows: list[dict[str, Any]], name: str) -> None:
@@ -73,22 +80,25 @@ def curves_picture(
             _add(axes, curve)
         axes.set_title(panel.metric)
         axes.set_xlabel(x)
-        axes.set_yscale("log" if log_y else "linear")
+        above = any(value > 0 for curve in panel.curves for value in curve.y)
+        axes.set_yscale("log" if log_y and above else "linear")
         axes.grid(alpha=0.3)
         axes.legend()
-    png = Path(png)
+    return _saved(figure, Path(png))
+
+
+def _saved(figure: Any, png: Path) -> Path:
     png.parent.mkdir(parents=True, exist_ok=True)
-    aside = png.with_name(f".{png.name}.partial")
-    figure.savefig(aside, format="png")
-    os.replace(aside, png)
+    with whole_file(png) as aside:
+        figure.savefig(aside, format="png")
     return png
 
 
 def _add(axes: Any, curve: Curve) -> None:
-    colour = COLOURS[curve.run % len(COLOURS)]
+    one = colour(curve.run)
     if curve.tests:
-        axes.plot(curve.x, curve.y, "o--", color=colour, markersize=4, label=curve.label)
+        axes.plot(curve.x, curve.y, "o--", color=one, markersize=4, label=curve.label)
         return
     if curve.smooth is not curve.y:
-        axes.plot(curve.x, curve.y, color=colour, alpha=0.25, linewidth=1)
-    axes.plot(curve.x, curve.smooth, color=colour, linewidth=2, label=curve.label)
+        axes.plot(curve.x, curve.y, color=one, alpha=0.25, linewidth=1)
+    axes.plot(curve.x, curve.smooth, color=one, linewidth=2, label=curve.label)

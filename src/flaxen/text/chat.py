@@ -221,7 +221,6 @@ def _render(
     add_generation_prompt: bool,
 ) -> tuple[str, list[Span]]:
     """The rendered text, and the characters between the template's own generation marks."""
-    from jinja2 import TemplateError
     from transformers.utils.chat_template_utils import render_jinja_template
 
     template = _template(tok, tools)
@@ -236,7 +235,7 @@ def _render(
             add_generation_prompt=add_generation_prompt,
             **named,
         )
-    except (TemplateError, TypeError) as error:
+    except Exception as error:  # a template is a program, and may fail in any way
         roles = ", ".join(message["role"] for message in messages)
         raise InputError(f"The chat template refuses these messages ({roles}): {error}") from error
     return texts[0], [(int(start), int(stop)) for start, stop in spans[0]] if marked else []

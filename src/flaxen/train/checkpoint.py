@@ -24,6 +24,7 @@ from flaxen.core.tree import paths
 
 FORMAT = 2
 METRIC = "eval_loss"
+REMOVE = "Remove it to go on from the one before."
 
 
 class Checkpoints:
@@ -72,9 +73,11 @@ class Checkpoints:
         """
         import orbax.checkpoint as ocp
 
+        arrays = paths(state)
         known = {"format": FORMAT, "step": step, "settings": self.settings, **(about or {})}
+        known["checksum"] = checksum(arrays)
         args = ocp.args.Composite(
-            state=ocp.args.StandardSave(paths(state)), about=ocp.args.JsonSave(known)
+            state=ocp.args.StandardSave(arrays), about=ocp.args.JsonSave(known)
         )
         try:
             self._manager().save(step, args=args, metrics={METRIC: loss}, force=True)
@@ -134,6 +137,8 @@ class Checkpoints:
             about = ocp.JsonCheckpointHandler().restore(epath.Path(target) / "about")
         if not isinstance(about, dict) or about.get("format") != FORMAT:
             raise CheckpointError(f"{target} is of another format; expected {FORMAT}.")
+        if not isinstance(about.get("settings"), dict):
+            raise CheckpointError(f"{target} does not say its settings. {REMOVE}")
         _compare(target, about["settings"], self.settings)
         return about
 
@@ -141,13 +146,13 @@ class Checkpoints:
         """(step, state) of the last checkpoint or the given one, each array laid out as in `like`.
 
         Raises:
-            CheckpointError: as `about` does, or it holds other arrays.
+            CheckpointError: as `about` does, or it holds other arrays, or other numbers.
         """
         import orbax.checkpoint as ocp
         from etils import epath
 
         step = self._last() if step is None else step
-        self.about(step)
+        about = self.about(step)
         target, wanted = self.path(step), paths(like)
         abstract = {
             path: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
@@ -157,6 +162,9 @@ class Checkpoints:
         with _damaged(target), contextlib.closing(ocp.StandardCheckpointHandler()) as reader:
             folder = epath.Path(target) / "state"
             arrays = reader.restore(folder, args=ocp.args.StandardRestore(abstract))
+        # Its files have no checksums of their own.
+        if "checksum" in about and about["checksum"] != checksum(arrays):
+            raise CheckpointError(f"{target} holds other numbers than were written. {REMOVE}")
         leaves = [arrays[path] for path in wanted]
         return step, jax.tree.unflatten(jax.tree.structure(like), leaves)
 
@@ -222,9 +230,7 @@ class _damaged:
         if isinstance(error, CheckpointError) or not isinstance(error, Exception):
             return
         said = " ".join(str(error).split())[:300]
-        raise CheckpointError(
-            f"{self.target} cannot be read: {said}. Remove it to go on from the one before."
-        ) from error
+        raise CheckpointError(f"{self.target} cannot be read: {said}. {REMOVE}") from error
 
 
 def _unwritten(folder: Path, error: Exception) -> CheckpointError:
@@ -266,7 +272,7 @@ def _same_arrays(target: Path, stored: Mapping[str, Any], wanted: Mapping[str, A
 
 def checksum(tree: Any) -> str:
     """A number made of a model's structure and every weight's bits; the same on any mesh."""
-    sums = jax.jit(lambda tree: [_bits(leaf) for leaf in jax.tree.leaves(tree)])(tree)
+    sums = jax.device_get([_bits(leaf) for leaf in jax.tree.leaves(tree)])
     words = [
         f"{p}{x.shape}{x.dtype}{n}" for (p, x), n in zip(paths(tree).items(), sums, strict=True)
     ]
@@ -274,7 +280,10 @@ def checksum(tree: Any) -> str:
     return f"{zlib.crc32(' '.join(words).encode()):08x}"
 
 
+@jax.jit
 def _bits(x: jax.Array) -> jax.Array:
+    if x.dtype == bool:
+        x = x.astype(jnp.uint8)
     kinds = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}
     words = jax.lax.bitcast_convert_type(x, kinds[x.dtype.itemsize])
     return jnp.sum(words.astype(jnp.uint32), dtype=jnp.uint32)

@@ -23,6 +23,9 @@ from flaxen.models.fold import in_body, plain_paths
 Names = Mapping[str, Any] | Relation
 """A family's table of names, which knows no parts of fused tensors, or the relation of a model."""
 
+RANK = "lora_rank"
+"""The axis inside of an adapter; no model has one of this name, as some have a `rank` of theirs."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Module:
@@ -57,7 +60,7 @@ class Module:
 
     def split_b(self, b: np.ndarray) -> dict[str, np.ndarray]:
         """B (out, rank) -> for each label (out..., rank)."""
-        return self._load(self._rows("rank", b.shape[1]), b)
+        return self._load(self._rows(RANK, b.shape[1]), b)
 
     def split_a(self, a: np.ndarray) -> dict[str, np.ndarray]:
         """A (rank, in) -> for each label (rank, in...): all share it."""
@@ -68,11 +71,11 @@ class Module:
 
     def split_magnitude(self, m: np.ndarray) -> dict[str, np.ndarray]:
         """Lengths (out,) -> for each label (out...)."""
-        return self._load(self._rows("rank", 1), m[:, None], one=True)
+        return self._load(self._rows(RANK, 1), m[:, None], one=True)
 
     def join_b(self, parts: Mapping[str, np.ndarray]) -> np.ndarray:
         """The inverse of `split_b`."""
-        return self._save(self._rows("rank", next(iter(parts.values())).shape[-1]), parts)
+        return self._save(self._rows(RANK, next(iter(parts.values())).shape[-1]), parts)
 
     def join_a(self, label: str, a: np.ndarray) -> np.ndarray:
         """A (rank, in) of one label's (rank, in...)."""
@@ -98,8 +101,8 @@ class Module:
     def _columns(self, label: str, rank: int) -> Row:
         dims = [dim for dim in self.row.layout.dims if self._is_input(dim)]
         _, param = self.row.parts[label]
-        axes = {"rank": rank} | {a: n for a, n in param.axes.items() if a in self.ins}
-        return self._row((("rank",), *dims), {label: axes})
+        axes = {RANK: rank} | {a: n for a, n in param.axes.items() if a in self.ins}
+        return self._row(((RANK,), *dims), {label: axes})
 
     def _row(self, dims: Any, axes: Mapping[str, dict[str, int]]) -> Row:
         parts = {label: (label, Param(sizes, "")) for label, sizes in axes.items()}

@@ -15,9 +15,12 @@ import jax
 import numpy as np
 
 from flaxen.convert.arrays import ArrayTensor
+from flaxen.convert.formats.writing import write_file
 from flaxen.convert.relation import Relation, renamer
+from flaxen.convert.swap import writing
 from flaxen.core.errors import ConfigError
 from flaxen.core.tree import paths
+from flaxen.core.whole_file import whole_file
 from flaxen.layers.linear import Linear
 from flaxen.models.fold import in_body, plain_paths
 from flaxen.shard.host import on_host
@@ -252,18 +255,17 @@ def _heads(tree: Any, names: Names) -> dict[str, np.ndarray]:
 def _written(folder: Path, tensors: Mapping[str, np.ndarray], config: dict[str, Any]) -> Path:
     """Each file is the old one or the new one at every moment. Of several processes the first
     writes.
-    """
-    from safetensors.numpy import save
 
+    Raises:
+        CheckpointError: the folder cannot be written.
+    """
     if jax.process_index() > 0:
         return folder
-    folder.mkdir(parents=True, exist_ok=True)
-    arrays = {f"{PREFIX}{key}": np.ascontiguousarray(x) for key, x in tensors.items()}
-    aside = folder / f".{WEIGHTS}.{os.getpid()}"
-    # Its own `save_file` makes a file that nobody else may read.
-    aside.write_bytes(save(arrays, metadata={"format": "pt"}))
-    os.replace(aside, folder / WEIGHTS)
-    aside = folder / f".{CONFIG}.{os.getpid()}"
-    aside.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    os.replace(aside, folder / CONFIG)
+    arrays = {f"{PREFIX}{key}": ArrayTensor(np.ascontiguousarray(x)) for key, x in tensors.items()}
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with whole_file(folder / WEIGHTS) as aside:
+            write_file(aside, arrays, {"format": "pt"})
+        with whole_file(folder / CONFIG) as aside:
+            aside.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     return folder

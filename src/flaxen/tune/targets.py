@@ -24,7 +24,8 @@ def matching(tree: Any, targets: str | Sequence[str] | None) -> set[str]:
     every = [path for path, x in _parts(tree, Linear).items()]
     kinds = {path.rpartition(".")[2] for path in every}
     if targets is None:
-        targets = [name for name in PROJECTIONS if name in kinds]
+        # A model of states alone has none of the usual ones.
+        targets = [name for name in PROJECTIONS if name in kinds] or ALL_LINEAR
     if targets == ALL_LINEAR:
         return {path for path in every if not re.search(KEPT, f"{path}.weight")}
     if isinstance(targets, str):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import gzip
+import io
 import json
 import os
+import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,8 +46,18 @@ def documents(file: Path) -> Iterator[Found]:
         InputError: the file cannot be read.
     """
     readers = {"lines": _lines, "json": _json, "text": _text, "parquet": _parquet}
-    try:
+    with reading(file):
         yield from readers[kind_of_file(file) or "text"](file)
+
+
+@contextlib.contextmanager
+def reading(file: Path) -> Iterator[None]:
+    """
+    Raises:
+        InputError: the file cannot be read, or is damaged.
+    """
+    try:
+        yield
     except (OSError, EOFError, zlib.error) as error:
         why = getattr(error, "strerror", None) or error
         raise InputError(f"{file} cannot be read: {why}.") from error
@@ -52,15 +65,22 @@ def documents(file: Path) -> Iterator[Found]:
 
 @contextlib.contextmanager
 def _opened(file: Path) -> Iterator[BinaryIO]:
+    """What is inside, behind the mark that some programs put before UTF-8."""
+    with _unpacked(file) as stream:
+        if stream.peek(3).startswith(codecs.BOM_UTF8):
+            stream.read(3)
+        yield stream
+
+
+@contextlib.contextmanager
+def _unpacked(file: Path) -> Iterator[Any]:
     if file.suffix == ".gz":
         with gzip.open(file) as stream:
-            yield stream  # type: ignore[misc]
+            yield stream
     elif file.suffix == ".zst":
         import pyarrow
 
         with pyarrow.CompressedInputStream(pyarrow.OSFile(str(file)), "zstd") as stream:
-            import io
-
             yield io.BufferedReader(stream)
     else:
         with file.open("rb") as stream:
@@ -82,24 +102,38 @@ def _json(file: Path) -> Iterator[Found]:
         yield from _lines(file)
         return
     with _opened(file) as stream:
-        try:
-            found = json.loads(stream.read())
-        except (ValueError, RecursionError) as error:
-            yield str(file), f"not JSON ({error})"
-            return
+        raw = stream.read()
+    try:
+        found = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        yield str(file), f"not JSON ({error})"
+        return
     for number, fields in enumerate(found):
-        where = f"{file}[{number}]"
-        yield where, fields if isinstance(fields, dict) else f"found a {type(fields).__name__}"
+        yield f"{file}[{number}]", _fields(fields, raw)
 
 
 def _parsed(line: bytes) -> Fields | str:
     try:
-        fields = json.loads(line)
+        return _fields(json.loads(line), line)
     except UnicodeDecodeError as error:
         return f"byte {error.start} is not UTF-8"
     except (ValueError, RecursionError) as error:
         return f"not JSON ({error})"
-    return fields if isinstance(fields, dict) else f"found a {type(fields).__name__}"
+
+
+HALVES = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+def _fields(found: Any, raw: bytes) -> Fields | str:
+    """A document out of JSON, which may escape half of a character; no tokenizer takes that."""
+    if not isinstance(found, dict):
+        return f"found a {type(found).__name__}"
+    if HALVES.search(raw):
+        try:
+            json.dumps(found, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            return f"has {error.object[error.start]!r}, which is half of a character"
+    return found
 
 
 def _text(file: Path) -> Iterator[Found]:
@@ -125,7 +159,7 @@ def _parquet(file: Path) -> Iterator[Found]:
                 for row in batch.to_pylist():
                     number += 1
                     yield f"{file}:{number}", without_nothing(row)
-    except pyarrow.ArrowInvalid as error:
+    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         yield str(file), f"not parquet ({error})"
 
 

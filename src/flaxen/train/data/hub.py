@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -60,9 +61,21 @@ def opened(data: HubData, streaming: bool = False) -> Any:
 
 
 def hub_documents(data: HubData, streaming: bool = False) -> Iterator[Found]:
-    """Every row."""
-    for number, row in enumerate(opened(data, streaming)):
-        yield f"{data.name}:{data.split}[{number}]", without_nothing(row)
+    """Every row.
+
+    Raises:
+        InputError: there is none, or reading fails on the way.
+    """
+    rows = iter(opened(data, streaming))
+    for number in itertools.count():
+        where = f"{data.name}:{data.split}[{number}]"
+        try:
+            row = next(rows, None)
+        except Exception as error:  # each kind of network and file raises another kind
+            raise InputError(f"{where} cannot be read: {type(error).__name__}: {error}") from error
+        if row is None:
+            return
+        yield where, without_nothing(row)
 
 
 def hub_fingerprint(data: HubData) -> str:

@@ -69,7 +69,7 @@ class Prompts:
     def fingerprint(self) -> str:
         """A hash of every prompt, and of all that reward functions are told of it."""
         told = [[one.ids, one.fields] for one in self.asked]
-        words = json.dumps([self.order.probe(), self.weights, told], sort_keys=True)
+        words = json.dumps([self.order.probe(), self.weights, told], sort_keys=True, default=str)
         return hashlib.sha256(words.encode()).hexdigest()[:16]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from flaxen.core.errors import InputError
 from flaxen.train.data.columns import under_our_names
-from flaxen.train.data.files import Found, documents, kind_of_file
+from flaxen.train.data.files import Found, documents, kind_of_file, reading
 from flaxen.train.data.hub import hub_documents, hub_fingerprint
 from flaxen.train.data.kinds import CAUSAL, expected, problem_of
 from flaxen.train.data.parts import Part, parts_of
@@ -48,7 +48,8 @@ class Records:
     def __iter__(self) -> Iterator[Record]:
         if self._count:
             for where, found in found_in(self.parts, self.kinds):
-                assert not isinstance(found, str)
+                if isinstance(found, str):
+                    raise InputError(f"The training data has changed. {where}: {found}.")
                 yield Record(where, found)
 
     @functools.cached_property
@@ -77,7 +78,7 @@ class Records:
 
     def size(self) -> int:
         """Bytes of all files; a dataset of the hub counts as none."""
-        return sum(file.stat().st_size for part in self.parts for file in part.files)
+        return sum(size_of(file) for part in self.parts for file in part.files)
 
     def digest(self) -> str:
         """A hash of all bytes that are read, and of how they are."""
@@ -92,11 +93,18 @@ class Records:
 
 
 def _hash_of(file: Path) -> str:
-    try:
-        with file.open("rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
-    except OSError as error:
-        raise InputError(f"{file} cannot be read: {error.strerror}.") from error
+    with reading(file), file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def size_of(file: Path) -> int:
+    """Bytes of a file.
+
+    Raises:
+        InputError: it is not there any more, or cannot be read.
+    """
+    with reading(file):
+        return file.stat().st_size
 
 
 def read_records(paths: Paths, kinds: Sequence[str] = CAUSAL) -> list[Record]:

@@ -15,7 +15,7 @@ from flaxen.train.data.examples import Example, cut, tell_overlong
 from flaxen.train.data.order import Turns
 from flaxen.train.data.packing import filled_batch, packed
 from flaxen.train.data.parts import Part, weights_of
-from flaxen.train.data.records import Record, found_in
+from flaxen.train.data.records import Record, found_in, size_of
 from flaxen.train.data.tokens import fingerprint, in_memory
 
 TOGETHER = 256
@@ -67,7 +67,7 @@ class Stream:
     def fingerprint(self) -> str:
         """A hash of what is read, by name and size, and of how."""
         config = self.config
-        sizes = [file.stat().st_size for part in self.parts for file in part.files]
+        sizes = [size_of(file) for part in self.parts for file in part.files]
         about = (self.parts, sizes, fingerprint(self.tok), config.shuffle_buffer, config.overlong)
         return hashlib.sha256(repr(about).encode()).hexdigest()[:16]
 

@@ -30,6 +30,8 @@ class Masked(Objective):
     kinds: ClassVar = ("text",)
     reads: ClassVar = ("mlm_probability",)
     likelihood: ClassVar[bool] = True
+    vocab: int | None = None
+    """Rows of the model's table, which may be fewer than the tokenizer has tokens."""
 
     def check(self, module: Any) -> None:
         if not isinstance(module, Encoder) or type(module.head) is not MaskedLMHead:
@@ -37,6 +39,7 @@ class Masked(Objective):
                 f"This model is {module.kind()}; hidden tokens are found by an encoder for masked "
                 "language modeling. Load it with config={'architectures': ['...ForMaskedLM']}."
             )
+        self.vocab = module.embed_tokens.vocab_size
 
     def source(self, tok: Any, records: Any, accumulation: int) -> HiddenTokens:
         if tok.mask_token_id is None:
@@ -62,7 +65,8 @@ class Masked(Objective):
             raise InputError("None of the texts has a token that is not special.")
         blank = {key: filled(T, 0) for key in ("ids", "mask", "plain")}
         whole = row_batches(rows, blank, self.config, accumulation)
-        return HiddenTokens(whole, self.config.mlm_probability, tok.mask_token_id, len(tok))
+        vocab = min(len(tok), self.vocab or len(tok))
+        return HiddenTokens(whole, self.config.mlm_probability, tok.mask_token_id, vocab)
 
     def weight(self, batch: Batch) -> jax.Array:
         return (batch["targets"] != IGNORED).sum()

@@ -100,7 +100,7 @@ def _numbers(
         # A copy, so that nothing it does to them reaches the next one.
         found = function(**copy.deepcopy(_taken(function, given)))
         values = list(found)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise RewardError(f"{said} failed: {type(error).__name__}: {error}") from error
     if len(values) != rows:
         raise RewardError(
@@ -125,7 +125,7 @@ def _number(said: str, row: int, value: Any) -> float:
         return math.nan
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except Exception:  # a value of the user's own may raise anything
         number = math.nan
     if isinstance(value, str) or not abs(number) <= float(np.finfo(np.float32).max):
         raise RewardError(

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from flaxen.core.errors import InputError
 from flaxen.train.data.stream import Stream
 from flaxen.train.run.log import Log
 from flaxen.train.run.prepare import Run
@@ -24,14 +25,24 @@ class Ahead:
         self.next: Any = None
 
     def at(self, step: int, state: TrainState) -> tuple[Any, Told]:
-        """The batch of a step, and what to tell of it besides what the step does."""
-        batch = self._placed(step) if self.next is None else self.next
-        self.next = None
-        return batch, {}
+        """The batch of a step, and what to tell of it besides what the step does.
+
+        Raises:
+            InputError: what is read while the run goes on is bad.
+        """
+        found, self.next = self.next, None
+        if isinstance(found, InputError):
+            raise found
+        return self._placed(step) if found is None else found, {}
 
     def after(self, step: int) -> None:
-        """While a step runs that was just begun; `step` is the one that follows."""
-        self.next = self._placed(step)
+        """While a step runs that was just begun; `step` is the one that follows. What is wrong with
+        its batch is told when that is asked for, and this step is done.
+        """
+        try:
+            self.next = self._placed(step)
+        except InputError as error:
+            self.next = error
 
     def _placed(self, step: int) -> Any:
         batch = self.run.source.batch_at(step)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
-import os
 import platform
 import shutil
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import jax
 
 from flaxen import __version__
+from flaxen.core.whole_file import whole_file
 from flaxen.show.words import human_bytes, human_number
 from flaxen.train.data.parts import names_of
 from flaxen.train.run.log import Row
@@ -57,10 +57,9 @@ def write_card(
         return None
     if picture is not None:
         shutil.copyfile(picture, folder / PICTURE)
-    aside = folder / "README.md.partial"
     text = card(folder.resolve(), run, data, rows, adapter=adapter, picture=picture is not None)
-    aside.write_text(text, encoding="utf-8")
-    os.replace(aside, path)
+    with whole_file(path) as aside:
+        aside.write_text(text, encoding="utf-8")
     return path
 
 

@@ -27,9 +27,10 @@ def evaluate(run: Run, log: Log, state: TrainState, step: int, stopped: Stopped)
         if found is None:
             return
         row = {"step": step} | {f"eval_{key}": value for key, value in found.items()}
-        if run.objective.likelihood:
+        if run.objective.likelihood and found:
             row["perplexity"] = math.exp(min(found["loss"], 700))
-        log.write(row | {"eval_seconds": time.perf_counter() - start})
+        if found:
+            log.write(row | {"eval_seconds": time.perf_counter() - start})
     if run.prompts and not stopped():
         sample(run.prompts, model(), run.tok, run.config.sample_tokens, log, step)
 
@@ -37,8 +38,8 @@ def evaluate(run: Run, log: Log, state: TrainState, step: int, stopped: Stopped)
 def mean_losses(
     run: Run, held_out: Source, state: TrainState, stopped: Stopped
 ) -> dict[str, float] | None:
-    """Mean loss and means of what else is told, over `eval_batches` batches or all; None if it was
-    stopped.
+    """Mean loss and means of what else is told, over `eval_batches` batches or all: empty if these
+    have no target, as where none of a few tokens was hidden; None if it was stopped.
     """
     total = count = 0.0
     sums: dict[str, float] = {}
@@ -52,4 +53,5 @@ def mean_losses(
         )
         total, count = total + float(loss), count + float(weight)
         sums = {key: sums.get(key, 0.0) + float(value) for key, value in told.items()}
-    return {key: value / count for key, value in {"loss": total, **sums}.items()}
+    told = {"loss": total, **sums} if count else {}
+    return {key: value / count for key, value in told.items()}

@@ -7,6 +7,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
+from flaxen.convert.swap import writing
 from flaxen.families import find
 from flaxen.show import loss_picture
 from flaxen.train.run.card import write_card
@@ -38,11 +39,12 @@ def finish(run: Run, log: Log, step: int, state: TrainState, signal: int, data: 
             fan_in_fan_out=family.fan_in_fan_out,
             base=str(run.model.origin.folder) if run.model.origin.folder else None,
         )
-    if log.first and importlib.util.find_spec("matplotlib"):
-        files["picture_path"] = loss_picture(log.path, output / "loss.png")
     if log.first:
-        for kind in ("model", "adapter"):
-            if (folder := files.get(f"{kind}_path")) is not None:
-                picture = files.get("picture_path")
-                write_card(folder, run, data, result.rows, picture, adapter=kind == "adapter")
+        with writing(output):
+            if result.losses and importlib.util.find_spec("matplotlib"):
+                files["picture_path"] = loss_picture(log.path, output / "loss.png")
+            for kind in ("model", "adapter"):
+                if (folder := files.get(f"{kind}_path")) is not None:
+                    picture = files.get("picture_path")
+                    write_card(folder, run, data, result.rows, picture, adapter=kind == "adapter")
     return dataclasses.replace(result, **files)

@@ -82,8 +82,8 @@ def read_rows(path: Path) -> list[Row]:
         return []
     try:
         text = path.read_text(encoding="utf-8")
-        rows = [json.loads(line) for line in text.splitlines()[: text.count("\n")] if line]
-    except (OSError, ValueError) as error:
+        rows = [json.loads(line) for line in text.split("\n")[:-1] if line]
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is no log of a run: {error}.") from error
     if not all(isinstance(row, dict) and isinstance(row.get("step"), int) for row in rows):
         raise CheckpointError(
@@ -106,4 +106,4 @@ def _loss(row: Row) -> float | None:
 
 
 def _line(row: Row) -> str:
-    return json.dumps(row) + "\n"
+    return json.dumps(row, default=str) + "\n"

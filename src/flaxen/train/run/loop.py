@@ -10,10 +10,11 @@ from typing import Any
 
 import jax
 
-from flaxen.core.errors import RewardError
+from flaxen.core.errors import InputError, RewardError
 from flaxen.train.run.batches import batches_of
 from flaxen.train.run.evaluate import evaluate
 from flaxen.train.run.export import finish
+from flaxen.train.run.folder import only_run
 from flaxen.train.run.log import Log, Report
 from flaxen.train.run.prepare import Run, prepare
 from flaxen.train.run.result import Result
@@ -47,7 +48,8 @@ def train(
     the same completions), with a checkpoint. The given model stays as it is.
 
     Raises:
-        InputError: for bad data, before anything is computed or written.
+        InputError: for bad data, before anything is computed or written; of a stream when it comes,
+            and a checkpoint of the steps before is kept.
         CheckpointError: when `output` holds a run and `resume` was not asked for, or one that
             differs from this.
         RewardError: the reward function failed; a checkpoint of the steps before is kept.
@@ -55,7 +57,11 @@ def train(
     config = dataclasses.replace(config, **settings) if config else TrainConfig(**settings)
     check_sinks(config)
     run = prepare(model, tok, data, eval_data, config, reference=reference, reward=reward)
-    with run.checkpoints, stop_signals() as stopped:
+    with (
+        only_run(run.output, run.checkpoints, run.step),
+        run.checkpoints,
+        stop_signals() as stopped,
+    ):
         log = Log(run.output / "log.jsonl", run.step)
         step, state, signal = _steps(run, log, stopped, on_step)
         return finish(run, log, step, state, signal, data)
@@ -93,7 +99,7 @@ def _steps(
             if not signal:
                 evaluate(run, log, state, step, stopped)
                 signal = stopped()
-        except RewardError:
+        except (InputError, RewardError):
             rows.settle()
             if run.between(step):
                 _save(run, log, state, step)

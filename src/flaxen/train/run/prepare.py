@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flaxen.convert.relation import Relation, relate
+from flaxen.convert.together import agreed, everybody
 from flaxen.core.errors import CheckpointError, InputError
 from flaxen.families.config import described
 from flaxen.layers.runtime import Runtime
@@ -75,20 +76,23 @@ def prepare(
         InputError: data that cannot be learned from, or a model that cannot learn so.
         CheckpointError: the folder holds another run.
     """
-    check_output(config.output)
-    objective = OBJECTIVES[config.objective](config, tok, reward)
-    if reward is not None and not objective.online:
-        raise InputError(
-            f"The objective {config.objective!r} asks no reward function; leave reward out."
-        )
-    objective.check(model.module)
-    check_length(model.module, config.seq_len)
-    objective.begin(model, reference)
-    source = learned_from(objective, tok, data)
-    held_out = None if eval_data is None else tested_on(objective, tok, eval_data)
-    check_vocabulary(model.module, tok, source, held_out)
+    # Before anything that processes do together: one that fails alone would let the others wait.
+    with agreed(everybody(), "begin"):
+        check_output(config.output)
+        objective = OBJECTIVES[config.objective](config, tok, reward)
+        if reward is not None and not objective.online:
+            raise InputError(
+                f"The objective {config.objective!r} asks no reward function; leave reward out."
+            )
+        objective.check(model.module)
+        check_length(model.module, config.seq_len)
+        objective.begin(model, reference)
+        source = learned_from(objective, tok, data)
+        held_out = None if eval_data is None else tested_on(objective, tok, eval_data)
+        check_vocabulary(model.module, tok, source, held_out)
+        known = source.fingerprint()
     steps = config.steps or math.ceil(config.epochs * source.per_epoch * objective.steps_per_batch)
-    about = {"data": source.fingerprint(), "model": checksum(model.module)}
+    about = {"data": known, "model": checksum(model.module)}
     if reference is not None:
         about["reference"] = checksum(reference.module)
     folder = Path(config.output) / "checkpoints"

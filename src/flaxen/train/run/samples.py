@@ -104,7 +104,7 @@ def _from_file(path: Path) -> list[Any]:
             "file of them."
         )
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"sample_prompts: {path} cannot be read: {error}.") from error
     filled = [(n, line) for n, line in enumerate(lines, 1) if line.strip()]
