@@ -113,18 +113,9 @@ def decoder_block(c: Any, attn: Attn) -> CrossBlock:
 
 
 def bias(c: Any, kind: type[Any]) -> Any:
-    """
-    Raises:
-        ConfigError: no range that is one distance, or none that is several.
-    """
-    ranges, reach = c.relative_attention_num_buckets, c.relative_attention_max_distance
-    alone = ranges // (4 if kind is RelativeBias else 2)
-    if alone < 1 or reach <= alone:
-        raise ConfigError(
-            f"relative_attention_num_buckets={ranges} and relative_attention_max_distance={reach}; "
-            "expected 4 buckets or more, and a distance of more than half as many. Correct them."
-        )
-    return kind(weight=param(buckets=ranges, heads=c.num_heads), ranges=ranges, reach=reach)
+    ranges = c.relative_attention_num_buckets
+    weight = param(buckets=ranges, heads=c.num_heads)
+    return kind(weight=weight, ranges=ranges, reach=c.relative_attention_max_distance)
 
 
 def shared_bias(c: Any, causal: bool) -> dict[str, Any]:

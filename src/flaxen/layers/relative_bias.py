@@ -14,6 +14,7 @@ import numpy as np
 
 from flaxen.attention import Call, Extras
 from flaxen.core.dot import rows
+from flaxen.core.errors import ConfigError
 from flaxen.core.tree import module, param, static
 from flaxen.layers.attention import Attention
 from flaxen.layers.context import Context
@@ -31,11 +32,26 @@ class RelativeBias:
     ranges: static[int]
     reach: static[int] = 128
 
+    def __post_init__(self) -> None:
+        _check(self.ranges, self.ranges // 4, self.reach)
+
     def __call__(self, length: int) -> jax.Array:
         """What is added to the scores of queries and keys: (1, N, T, T)."""
         slots = np.arange(length)
         buckets = both_ways(slots[None, :] - slots[:, None], self.ranges, self.reach)
         return jnp.moveaxis(rows(self.weight, jnp.asarray(buckets)), -1, 0)[None]
+
+
+def _check(ranges: int, alone: int, reach: int) -> None:
+    """
+    Raises:
+        ConfigError: no range that is one distance, or none that is several.
+    """
+    if alone < 1 or reach <= alone:
+        raise ConfigError(
+            f"relative_attention_num_buckets={ranges} and relative_attention_max_distance={reach}; "
+            "expected 4 buckets or more, and a distance of more than half as many. Correct them."
+        )
 
 
 def both_ways(distance: np.ndarray, ranges: int, reach: int) -> np.ndarray:
@@ -61,6 +77,9 @@ class PastBias:
     weight: Any
     ranges: static[int]
     reach: static[int] = 128
+
+    def __post_init__(self) -> None:
+        _check(self.ranges, self.ranges // 2, self.reach)
 
     def __call__(self, queries: jax.Array, keys: jax.Array) -> jax.Array:
         """What is added to the scores of queries and keys at these slots, (T,) and (S,) or (B, T)
