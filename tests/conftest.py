@@ -45,17 +45,19 @@ gc.set_threshold(200_000, 20, 50)
 LONGEST = [
     "families/test_golden.py",
     "families/test_golden_on_meshes.py",
-    "families/test_seeing.py",
-    "families/test_seq2seq.py",
-    "models/test_fold.py",
-    "quantize/test_rounded_model.py",
-    "convert/test_quantized_training.py",
-    "convert/test_together.py",
-    "cache/test_recurrent.py",
     "generate/test_generate.py",
-    "train/test_loop.py",
+    "train/test_together.py",
+    "train/test_going_on.py",
+    "families/test_seq2seq.py",
+    "train/test_objectives_rows.py",
+    "families/test_seeing.py",
+    "families/test_heads.py",
+    "tests/test_recipes.py",
+    "train/test_grpo.py",
     "train/test_step.py",
-    "easydel/test_documented_page.py",
+    "layers/test_row_shards.py",
+    "tune/test_against_peft.py",
+    "convert/test_together.py",
 ]
 """These files run first, so that no worker works long after the other has ended."""
 

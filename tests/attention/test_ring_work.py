@@ -121,6 +121,7 @@ def test_a_whole_model_on_a_ring_equals_transformers_and_one_device():
         np.testing.assert_allclose(got, want, atol=3e-5 * max(1, float(abs(want).max())))
 
 
+@pytest.mark.exhaustive
 def test_generation_on_a_ring_gives_the_tokens_of_one_device():
     x = golden.case("llama").arrays
     prompt = x["gen_input_ids"], x["gen_attention_mask"]

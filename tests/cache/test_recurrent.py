@@ -30,7 +30,7 @@ def test_each_layer_has_a_memory_of_its_own_kind():
     )
 
 
-@pytest.mark.parametrize("name", ["jamba", "mamba"])
+@pytest.mark.parametrize("name", ["jamba", pytest.param("mamba", marks=pytest.mark.exhaustive)])
 def test_a_saved_cache_is_gone_on_from(name, tmp_path):
     case = golden.case(name)
     model = flaxen.load(golden.write_folder(case, tmp_path / "model"))
@@ -57,7 +57,7 @@ def test_rows_of_other_lengths_and_padding_in_between_do_not_matter():
         np.testing.assert_array_equal(together[row, 12:], alone[0, prompt.shape[1] :])
 
 
-@pytest.mark.parametrize("name", ["lfm2", "qwen3_next"])
+@pytest.mark.parametrize("name", [pytest.param("lfm2", marks=pytest.mark.exhaustive), "qwen3_next"])
 def test_packed_documents_are_as_they_would_be_alone(name, tmp_path):
     model = flaxen.load(golden.write_folder(golden.case(name), tmp_path))
     ids, cuts = tiny.tokens(1, 20), [0, 6, 7, 20]

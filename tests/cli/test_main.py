@@ -98,6 +98,7 @@ def test_what_is_no_whole_number_is_refused(text: str):
         whole_number(text)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("redirected", "status"),
     [

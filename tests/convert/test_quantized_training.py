@@ -57,7 +57,9 @@ def data(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])
+@pytest.mark.parametrize(
+    "name", ["mixtral", pytest.param("qwen3_moe", marks=pytest.mark.exhaustive)]
+)
 @pytest.mark.parametrize("scan", [False, True])
 def test_experts_do_not_stay_packed(tmp_path, name, scan):
     folder = written(tmp_path / "a", name)
@@ -91,7 +93,10 @@ def test_a_compute_dtype_leaves_codes_and_scales_as_they_are(llama):
         assert leaf.parts["weight_scale_inv"].dtype == np.float32
 
 
-@pytest.mark.parametrize(("scan", "mesh"), [(False, None), (True, "fsdp=2,tp=2")])
+@pytest.mark.parametrize(
+    ("scan", "mesh"),
+    [pytest.param(False, None, marks=pytest.mark.exhaustive), (True, "fsdp=2,tp=2")],
+)
 def test_adapters_train_on_packed_weights_as_on_plain_ones(tmp_path, llama, data, scan, mesh):
     results = []
     for way in ("keep", "dequantize"):

@@ -64,6 +64,7 @@ def test_a_program_of_the_documented_page_runs(tmp_path):
     np.testing.assert_allclose(again(IDS).logits, logits, atol=1e-5)
 
 
+@pytest.mark.exhaustive
 def test_a_state_goes_on_where_it_was_saved(tmp_path):
     tx = optax.adam(1e-2)
     state = small().to_easydel_state(small().params, tx=tx)

@@ -21,7 +21,17 @@ def close(got, want, mask=None, atol=LOGITS):
     assert (error if mask is None else error[mask == 1]).max() < atol
 
 
-@pytest.fixture(scope="module", params=[(n, m) for n in CASES for m in (None, "scan", *MESHES)])
+WAYS = [(n, how) for n in CASES for how in (None, "scan", *MESHES)]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        # Both have the same parts.
+        pytest.param(way, marks=[pytest.mark.exhaustive] if way[0] == "roberta" and way[1] else [])
+        for way in WAYS
+    ],
+)
 def loaded(request, tmp_path_factory):
     name, how = request.param
     folder = golden.write_folder(golden.case(name), tmp_path_factory.mktemp(name))

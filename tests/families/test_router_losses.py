@@ -9,6 +9,7 @@ import golden
 import jax
 import numpy as np
 import pytest
+from golden_meshes import marked
 from safetensors.numpy import load_file
 
 import flaxen
@@ -53,13 +54,13 @@ def compare(case: golden.Case, out, want: dict[str, np.ndarray]) -> None:
     np.testing.assert_allclose(out.loss, want["loss"], atol=1e-5)
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name not in WAYS])
+@pytest.mark.parametrize("name", marked(name for name in CASES if name not in WAYS))
 def test_scores_and_losses_where_the_config_asks(name, tmp_path):
     case, model = loaded(name, tmp_path, ASKED)
     compare(case, model(*given(case), labels=case.arrays["labels"]), truth(name))
 
 
-@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("name", marked(WAYS))
 def test_gradients_with_the_loss_of_routers(name, tmp_path):
     case, model = loaded(name, tmp_path, ASKED, runtime=WAYS[name])
 

@@ -89,6 +89,7 @@ def test_greedy_answers(loaded):
     np.testing.assert_array_equal(got, x["gen_sequences"])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("cache", ["int8", "paged"])
 def test_answers_from_other_caches(cache, tmp_path):
     case = golden.case("t5")
@@ -145,6 +146,7 @@ def test_rules_of_a_checkpoint_and_of_a_call():
         model.generate(**source(x), suppress_tokens=[128])
 
 
+@pytest.mark.exhaustive
 def test_answers_end_and_are_drawn():
     model, x = fresh(), golden.case("t5").arrays
     ids, logp = model.generate(

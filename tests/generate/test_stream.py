@@ -48,6 +48,7 @@ def test_a_conversation_goes_on_as_if_it_were_read_whole(take):
     assert answer == whole[: len(answer)].tolist()
 
 
+@pytest.mark.exhaustive
 def test_rows_of_other_lengths_go_on_too():
     # The window of this model must not be used up by the padding between two turns.
     model = tiny.model("mistral")

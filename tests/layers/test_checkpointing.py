@@ -81,6 +81,7 @@ def test_gradients_do_not_depend_on_the_policy(policy: str):
     same("dense", True, Checkpointing(policy))
 
 
+@pytest.mark.exhaustive
 def test_mixtures_of_experts_behind_a_dense_layer_too():
     assert len(model("moe", True).module.layers.head) == 1
     same("moe", True, Checkpointing("dots"))

@@ -77,7 +77,15 @@ def compare(e: Experts, runtime: Runtime, chosen: jax.Array) -> None:
 
 
 @pytest.mark.parametrize(
-    "mesh", [None, "ep=2", "ep=4,tp=2", "ep=8", "dp=2,ep=4", "sp=2,ep=2,fsdp=2"]
+    "mesh",
+    [
+        None,
+        "ep=2",
+        "ep=4,tp=2",
+        pytest.param("ep=8", marks=pytest.mark.exhaustive),
+        pytest.param("dp=2,ep=4", marks=pytest.mark.exhaustive),
+        "sp=2,ep=2,fsdp=2",
+    ],
 )
 def test_results_and_gradients_are_those_of_every_token_times_every_expert(mesh):
     compare(experts(), on(mesh), routed("random", 8, 6))
@@ -85,7 +93,12 @@ def test_results_and_gradients_are_those_of_every_token_times_every_expert(mesh)
 
 @pytest.mark.parametrize(
     ("kind", "batch", "length"),
-    [("one", 8, 17), ("neighbours", 8, 17), ("random", 3, 8), ("random", 1, 136)],
+    [
+        ("one", 8, 17),
+        pytest.param("neighbours", 8, 17, marks=pytest.mark.exhaustive),
+        ("random", 3, 8),
+        pytest.param("random", 1, 136, marks=pytest.mark.exhaustive),
+    ],
 )
 def test_no_token_is_dropped_however_they_are_spread(kind, batch, length):
     """Parcels hold 8 tokens; 17 that all go to one device travel in three rounds."""

@@ -81,6 +81,7 @@ def test_stored_in_fewer_bits_it_is_what_every_query_sees():
     np.testing.assert_allclose(parts, whole, atol=1e-4)
 
 
+@pytest.mark.exhaustive
 def test_stacked_layers_go_on_as_plain_ones_do():
     """Two layers alike, stacked behind another."""
     decoder = tiny.model("deepseek_v2").module
@@ -100,6 +101,7 @@ def test_there_are_no_pages_of_it():
         tiny.model("deepseek_v2").module.cache_shapes(1, 8, runtime=runtime)
 
 
+@pytest.mark.exhaustive
 def test_values_may_be_narrower_than_keys():
     attn = tiny.model("deepseek_v3").module.layers[0].self_attn
     narrow = dataclasses.replace(

@@ -244,6 +244,7 @@ def test_a_weight_on_what_experts_are_given_is_not_put_on_their_results():
     np.testing.assert_allclose(got, want, atol=1e-4)
 
 
+@pytest.mark.exhaustive
 def test_experts_whose_groups_lie_on_two_devices_are_refused():
     """Ten inner channels in five groups of two, on two devices; one group for all is no trouble."""
     from flaxen.shard import plan_named

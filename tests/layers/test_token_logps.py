@@ -109,6 +109,7 @@ def test_the_scores_of_all_rows_are_never_held():
     assert max(math.prod(map(int, shape.split(","))) for shape in found) < rows * width
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("targets", [("q_proj",), ("q_proj", "lm_head")])
 def test_a_model_with_adapters_tells_what_its_logits_do(targets):
     """On its projections, and on the head itself."""

@@ -170,6 +170,7 @@ def test_an_abstract_model_is_not_resized(folders):
         flaxen.load(folders["llama"], abstract=True).resize_token_embeddings(130)
 
 
+@pytest.mark.exhaustive
 def test_padding_rows_never_win_and_are_in_no_loss(model):
     wide = model.pad_vocab(50)
     assert wide.get_input_embeddings().weight.shape == (150, 64)

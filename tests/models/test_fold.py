@@ -95,6 +95,7 @@ def test_a_head_changes_no_number(models):
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
+@pytest.mark.exhaustive
 def test_a_cache_has_a_head_too(models):
     texts = [m.generate(IDS, max_new_tokens=4) for m in models]
     np.testing.assert_array_equal(*texts)

@@ -148,6 +148,7 @@ def run_in_a_process(output: Path, data: Path, when: int | str, more: dict):
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.exhaustive
 def test_a_run_goes_on_across_another_mesh(tok, data, tmp_path):
     settings = SETTINGS | {"batch_size": 8, "accumulation": 1, "lora_rank": None, "steps": 6}
     settings |= {"save_every": 3, "schedule": "constant"}
@@ -159,6 +160,7 @@ def test_a_run_goes_on_across_another_mesh(tok, data, tmp_path):
     np.testing.assert_allclose(rest.losses[3:], whole.losses[3:], atol=1e-6, rtol=0)
 
 
+@pytest.mark.exhaustive
 def test_a_finished_run_is_made_longer(tok, data, tmp_path):
     settings = QUICK | {"schedule": "constant"}
     whole = train(tiny(), tok, data, output=tmp_path / "whole", **settings)
@@ -188,6 +190,7 @@ def test_steps_may_change_if_those_taken_do_not(schedule, done, may, tmp_path):
             check_steps(checkpoints, config, 20)
 
 
+@pytest.mark.exhaustive
 def test_the_checkpoint_of_the_least_loss_on_held_out_data_stays(tok, data, tmp_path):
     more = {"learning_rate": 3.0, "warmup": 0, "schedule": "constant", "save_every": 1, "keep": 1}
     settings = QUICK | more | {"eval_every": 1, "keep_best": 1}

@@ -124,6 +124,7 @@ def test_samples_are_written_as_often_as_asked(learned):
     np.testing.assert_allclose(sum(row["advantage"] for row in first), 0, atol=1e-9)
 
 
+@pytest.mark.exhaustive
 def test_a_penalty_stops_where_the_reward_is_outweighed(tmp_path):
     """k3 of the policy's own samples pulls along the gradient of KL(reference || policy), so that
     without scaling p (b - c (r - mean r)) = b ref at the optimum, c = 1 - 1 / G as a completion is

@@ -100,11 +100,13 @@ def test_the_head_is_trained_in_full_beside_adapters():
     assert run.row(-1)["loss"] < 0.1
 
 
+@pytest.mark.exhaustive
 def test_micro_batches_meshes_and_remat_change_no_gradient_of_labels():
     one, meshed = (model("llama", ROWS, 2, mesh) for mesh in (None, MESH))
     same_gradient("classification", one, meshed, *TEXTS)
 
 
+@pytest.mark.exhaustive
 def test_micro_batches_meshes_and_remat_change_no_gradient_of_a_student():
     texts = [{"text": "a b c d"}, {"text": "d d"}, {"text": "user"}]
     same_gradient("distillation", model(), model(mesh=MESH), *texts, packing=False, taught=teacher)

@@ -30,7 +30,12 @@ def unfolded(tree) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize(
-    "optimizer", ["muon", "adafactor", pytest.param("lion", marks=pytest.mark.exhaustive)]
+    "optimizer",
+    [
+        "muon",
+        pytest.param("adafactor", marks=pytest.mark.exhaustive),
+        pytest.param("lion", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_a_step_is_the_same_on_a_mesh_and_with_folded_layers(optimizer: str):
     config = dataclasses.replace(SETTINGS, optimizer=optimizer, warmup=0)
@@ -73,6 +78,7 @@ def test_neftune_noise_is_uniform_and_of_its_size():
     np.testing.assert_allclose(noise.std(), bound / np.sqrt(3), rtol=0.03)
 
 
+@pytest.mark.exhaustive
 def test_noise_is_for_training_alone():
     """The first loss differs with NEFTune, the evaluation does not."""
     plain, noisy = (

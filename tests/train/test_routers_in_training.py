@@ -49,7 +49,7 @@ def expected(model, micro: int) -> float:
     return float(total / count)
 
 
-@pytest.mark.parametrize("micro", [1, 2])
+@pytest.mark.parametrize("micro", [pytest.param(1, marks=pytest.mark.exhaustive), 2])
 def test_a_step_has_the_loss_of_routers_in_its_mean(model, micro):
     trainer, state = make_trainer(model.module, model.runtime, TrainConfig(output="unused"), 10)
     given = jax.device_put(batch(micro))

@@ -199,6 +199,7 @@ def test_a_peak_can_be_measured_but_is_not_guessed():
     assert 1e8 < Costs(tree, Runtime(), "measured").peak < 1e14
 
 
+@pytest.mark.exhaustive
 def test_a_run_may_begin_without_an_evaluation(tmp_path):
     data = tmp_path / "a.txt"
     data.write_text("w10 w11 w12 w13")

@@ -25,7 +25,10 @@ def test_a_fresh_adapter_changes_nothing(folded: bool):
     np.testing.assert_array_equal(logits(model, adapted), logits(model, model.module))
 
 
-@pytest.mark.parametrize(("name", "mesh"), [("gemma3_text", None), ("llama", "tp=2,fsdp=4")])
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    [pytest.param("gemma3_text", None, marks=pytest.mark.exhaustive), ("llama", "tp=2,fsdp=4")],
+)
 def test_merged_logits_are_the_adapters_logits(name: str, mesh: str | None):
     model = tiny(name, mesh=mesh)
     with jax.default_matmul_precision("highest"):
