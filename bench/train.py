@@ -21,8 +21,10 @@ from results import RESULTS, write_section
 from run import Side, machine
 from shapes import CONFIG, describe, folder
 
-AGREEMENT = {"float32": 1e-3, "bfloat16": 2e-2}
-"""How far the losses of the same step may lie apart."""
+AGREEMENT = {"float32": 1e-3, "bfloat16": 5e-2}
+"""How far the losses of the same step may lie apart. EasyDeL's is a bfloat16: of 8 to 16, they are a
+sixteenth apart.
+"""
 
 WARM = 2
 """Steps before the measured ones: EasyDeL compiles its second step anew."""
