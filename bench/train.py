@@ -22,8 +22,8 @@ from run import Side, machine
 from shapes import CONFIG, describe, folder
 
 AGREEMENT = {"float32": 1e-3, "bfloat16": 5e-2}
-"""How far the losses of the same step may lie apart. EasyDeL's is a bfloat16: of 8 to 16, they are a
-sixteenth apart.
+"""How far the losses of the same step may lie apart. EasyDeL tells a bfloat16: those from 8 to 16
+are a sixteenth apart.
 """
 
 WARM = 2
